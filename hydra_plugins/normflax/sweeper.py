@@ -1,0 +1,84 @@
+"""Hydra's own grid sweeper, except that every job is checked before the first one starts and none hides another's failure."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn, JobStatus
+
+
+@dataclass
+class GridSweeperConf:
+    """`hydra.sweeper`: `params` is the grid of an experiment, to which the command line adds and of which it replaces."""
+
+    _target_: str = "hydra_plugins.normflax.sweeper.GridSweeper"
+    max_batch_size: int | None = None
+    params: dict[str, str] | None = field(default_factory=dict)
+
+
+ConfigStore.instance().store(group="hydra/sweeper", name="normflax", node=GridSweeperConf, provider="normflax")
+
+
+class GridSweeper(BasicSweeper):
+    """The product of all swept values, in one batch."""
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Check every job, write the grid down, launch, and report.
+
+        Raises ConfigError before any job starts when one of them can't be, and JobsFailed after all when some failed.
+        """
+        from normflax.app import JobsFailed, check_words
+        from normflax.config import resolve
+
+        assert self.config is not None and self.launcher is not None and self.hydra_context is not None
+        loader = self.hydra_context.config_loader
+        given = [*self._parse_config(), *arguments]
+        check_words(given)
+        jobs = self.split_arguments(OverridesParser.create(config_loader=loader).parse_overrides(given), None)[0]
+        configs = [resolve(_task(loader.load_sweep_config(self.config, list(job)))) for job in jobs]
+        where = Path(configs[0].results) / configs[0].name
+        _write_grid(where, given)
+        print(f"{len(jobs)} runs → {where}", flush=True)
+        if configs[0].fail_fast:
+            returns: list[JobReturn] = []
+            for number, job in enumerate(jobs):
+                returns += self.launcher.launch([job], initial_job_idx=number)
+                if returns[-1].status is not JobStatus.COMPLETED:
+                    break
+        else:
+            returns = list(self.launcher.launch(jobs, initial_job_idx=0))
+        failed = [(job, ret) for job, ret in zip(jobs, returns, strict=False) if ret.status is not JobStatus.COMPLETED]
+        if failed:
+            raise JobsFailed(_report(failed, len(jobs), len(jobs) - len(returns)))
+        return [returns]
+
+
+def _task(composed: Any) -> Any:
+    """The composed config without Hydra's own part."""
+    from omegaconf import open_dict
+
+    with open_dict(composed):
+        del composed["hydra"]
+    return composed
+
+
+def _write_grid(folder: Path, given: Sequence[str]) -> None:
+    """The grid's overrides under their own name, so that two grids in one folder keep both."""
+    name = hashlib.sha256("\n".join(sorted(given)).encode()).hexdigest()[:8]
+    path = folder / "grids" / f"{name}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(given) + "\n")
+
+
+def _report(failed: list[tuple[Sequence[str], JobReturn]], jobs: int, left: int) -> str:
+    """One line for every failed job."""
+    lines = [f"{len(failed)} of {jobs} runs failed" + (f", {left} were not started (fail_fast)" if left else "") + ":"]
+    for job, ret in failed:
+        error = ret._return_value
+        lines.append(f"  {' '.join(job)}: {type(error).__name__}: {error}")
+    return "\n".join(lines)

@@ -1,0 +1,18 @@
+"""normflax: a laboratory for the placement of normalization in deep Transformers."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from normflax.records.table import load_table
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "load_table"]
+
+
+def __getattr__(name: str):
+    """Import what needs pandas only when it is asked for: `normflax --help` answers before anything heavy loads."""
+    if name == "load_table":
+        from normflax.records.table import load_table
+
+        return load_table
+    raise AttributeError(f"module 'normflax' has no attribute {name!r}")

@@ -1,0 +1,133 @@
+"""The Hydra app behind `python -m experiments.train` and `normflax train`.
+
+No jax at import: help, and everything that is wrong with a config, is answered before it loads.
+"""
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from normflax import config as settings
+from normflax.nearest import unknown
+
+PACKAGE = Path(__file__).parent
+
+
+def folder_of(name: str) -> Path:
+    """`configs` or `experiments`: inside the installed package, or beside it in a checkout."""
+    inside = PACKAGE / name
+    return inside if inside.is_dir() else PACKAGE.parent / name
+
+
+CONFIGS = folder_of("configs")
+
+
+@hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="config")
+def app(composed: DictConfig) -> float:
+    """One run; its effective held-out loss is the value that Hydra's sweepers see."""
+    from normflax.sweep.job import execute
+
+    try:
+        return execute(settings.resolve(composed))
+    except settings.ConfigError as error:
+        if HydraConfig.get().mode is RunMode.MULTIRUN:
+            raise
+        raise SystemExit(_say(error)) from None  # an exception proper would be announced by Hydra first
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the app on `arguments` (default: the command line) and return its exit code.
+
+    0 done · 1 a run failed · 2 a setting can't be, told in one sentence before anything runs · 130 interrupted.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # Hydra then raises what it would otherwise print as a page of traceback.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # a user's own placement lies where they work
+    settings.register()
+    before = sys.argv
+    sys.argv = [sys.argv[0], *arguments]
+    try:
+        check_words([word for word in arguments if not word.startswith("-")])
+        with warnings.catch_warnings():
+            # `-m` on top of an experiment that is a sweep already is no mistake.
+            warnings.filterwarnings("ignore", message=".*overriding with `hydra.mode=MULTIRUN`.*")
+            app()
+    except settings.ConfigError as error:
+        return _say(error)
+    except (HydraException, OmegaConfBaseException) as error:
+        return _say(sentence(error))
+    except KeyboardInterrupt:
+        print("interrupted: finished runs are kept", file=sys.stderr)
+        return 130
+    except JobsFailed as failed:
+        print(failed, file=sys.stderr)
+        return 1
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 1
+    finally:
+        sys.argv = before
+    return 0
+
+
+class JobsFailed(Exception):
+    """Some runs of a sweep failed; the message is the table of them."""
+
+
+def _say(message: object) -> int:
+    print(f"normflax: {message}", file=sys.stderr)
+    return 2
+
+
+def check_words(words: list[str]) -> None:
+    """Refuse an override of a setting that does not exist, also with `+`, and a choice that a group does not have.
+
+    Hydra would add whatever `+` names, and tells of the rest in its own words. Raises ConfigError.
+    """
+    for word in words:
+        if "=" not in word and not word.startswith("~"):
+            raise settings.ConfigError(f"'{word}' is no override: write key=value")
+    for override in OverridesParser.create().parse_overrides(words):
+        key = override.key_or_group
+        if key == "hydra" or key.startswith(("hydra.", "hydra/")):
+            continue
+        if override.is_delete():
+            raise settings.ConfigError(f"'{override.input_line}' would delete a setting that every run needs")
+        group = CONFIGS / key
+        if group.is_dir():
+            allowed = sorted(path.stem for path in group.glob("*.yaml"))
+            for choice in choices(override):
+                if choice not in allowed and choice not in ("null", "None"):
+                    raise settings.ConfigError(unknown(key, choice, allowed))
+        elif key not in settings.KEYS:
+            raise settings.ConfigError(settings.unknown_key(key))
+
+
+def choices(override: Override) -> list[str]:
+    """The values that an override gives, one or a sweep of them, as text."""
+    if override.is_sweep_override():
+        return [str(value).strip("'\"") for value in override.sweep_string_iterator()]
+    return [str(override.value())]
+
+
+def sentence(error: BaseException) -> str:
+    """What Hydra or OmegaConf has to say, in one sentence that names the key."""
+    cause: Any = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    text = " ".join(line.strip() for line in str(cause).splitlines() if line.strip())
+    text = text.split(" full_key:")[0].split(" See https")[0]
+    key = getattr(cause, "full_key", None)
+    if key and key not in settings.KEYS and key not in settings.GROUPS and not str(key).startswith("hydra"):
+        return settings.unknown_key(str(key))
+    return f"{key}: {text}" if key and str(key) not in text else text

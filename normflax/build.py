@@ -1,0 +1,174 @@
+"""How everything meets: from settings to compiled programs, on one page.
+
+    config ─┬─ static   what selects a program: shapes, placement, optimiser family, fields    ─► programs(static), compiled once
+            └─ hyper    every number that may differ without compiling: rate, seed, scales, …  ─► their argument
+
+Two runs with equal `static` share their programs, so a sweep over rates, warm-ups and seeds compiles once.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from normflax import config as settings
+from normflax.data.batches import Task
+from normflax.model.init import named
+from normflax.model.placements import Depths, Placement, branch_roles, find, path_scales, role_gains
+from normflax.model.transformer import Transformer
+from normflax.probes.fields import chosen
+from normflax.train import optim, step
+from normflax.train.step import State
+
+TRACED_MODEL = {"init_std": 0.0, "embed_std": 0.0, "position_std": 0.0}
+"""The numbers of `model.*` that are traced: they don't select a program."""
+
+
+@dataclass(frozen=True)
+class Static:
+    """What selects a compiled program. Hashable."""
+
+    placement: str
+    model: settings.Model
+    norm: settings.Norm
+    optimiser: str
+    schedule: str
+    task: Task
+    batch: int
+    tokens: int
+    windows: int
+    fields: tuple[str, ...]
+    every_step: tuple[str, ...]
+
+    @property
+    def entry(self) -> Placement:
+        """The placement's entry in the table."""
+        return find(self.placement)
+
+    @property
+    def base(self) -> str:
+        """The base initialiser in use: the config's, else the placement's, else Xavier-normal."""
+        return self.model.init or self.entry.base or "xavier_normal"
+
+
+def static_part(config: settings.Config, task: Task) -> Static:
+    """The part of the settings that selects programs."""
+    return Static(
+        placement=config.placement,
+        model=replace(config.model, **TRACED_MODEL),
+        norm=config.norm,
+        optimiser=config.optim.name,
+        schedule=config.schedule.name,
+        task=task,
+        batch=config.train.batch,
+        tokens=config.train.tokens,
+        windows=-(-config.data.windows // config.train.batch) * config.train.batch,
+        fields=chosen(tuple(config.probe.fields)),
+        every_step=chosen(tuple(config.probe.every_step)),
+    )
+
+
+def hyper_part(config: settings.Config) -> dict:
+    """Every traced number as an array: scalars, path scales [L, kinds], gains {role: [L]}, standard deviations.
+
+    `coef.*` replaces what the placement declares: alpha every skip scale, beta every branch scale, gain the initial gain of
+    v, out, up and down.
+    """
+    entry, depths, c, o = find(config.placement), Depths(decoder=config.model.depth), config.coef, config.optim
+    skip, branch = path_scales(entry, depths)
+    gains = role_gains(entry, depths, branch_roles(config.model.ffn))
+    if c.gain is not None:
+        gains |= {role: [c.gain] * depths.blocks for role in ("v", "out", "up", "down")}
+    m, f = config.model, jnp.float32
+    return {
+        "seed": jnp.uint32(config.seed),
+        "data_seed": jnp.uint32(config.seed if config.data.seed is None else config.data.seed),
+        "skip": jnp.asarray(skip, f) if c.alpha is None else jnp.full((depths.blocks, 2), c.alpha, f),
+        "branch": jnp.asarray(branch, f) if c.beta is None else jnp.full((depths.blocks, 2), c.beta, f),
+        "gains": {role: jnp.asarray(values, f) for role, values in gains.items()},
+        "std": {"weight": f(m.init_std), "embed": f(m.embed_std), "position": f(m.position_std)},
+        "rate": f(o.rate),
+        "warmup": jnp.int32(config.schedule.warmup_steps),
+        "total": jnp.int32(config.train.steps),
+        "final": f(config.schedule.final),
+        "decay": f(o.decay),
+        "beta1": f(o.beta1),
+        "beta2": f(o.beta2),
+        "eps": f(o.eps),
+        "momentum": f(o.momentum),
+        "clip": f(jnp.inf if o.clip is None else o.clip),
+    }
+
+
+def transformer(static: Static, hyper: dict) -> Transformer:
+    """The model of a run, from its seed."""
+    root = jax.random.key(hyper["seed"], impl="threefry2x32")
+    return Transformer(
+        named(root, "init"),
+        hyper["gains"],
+        hyper["std"],
+        placement=static.entry,
+        model=static.model,
+        norm=static.norm,
+        base=static.base,
+        vocab=static.task.vocab,
+        tokens=static.tokens,
+    )
+
+
+class Programs:
+    """The compiled programs of one static key. Each is compiled at its first use; `seconds` counts the time that took."""
+
+    def __init__(self, static: Static):
+        self.static, self.seconds, self._compiled = static, 0.0, {}
+
+    @cached_property
+    def graph(self):
+        """The model's structure, without its numbers."""
+        hyper = jax.eval_shape(lambda: hyper_part(_any_config(self.static)))
+        return nnx.split(nnx.eval_shape(lambda h: transformer(self.static, h), hyper))[0]
+
+    def init(self, hyper: dict) -> State:
+        """Parameters and optimiser memory of a run that has made no update."""
+
+        def start(hyper):
+            params = nnx.split(transformer(self.static, hyper))[1]
+            return State(params, optim.FAMILIES[self.static.optimiser](hyper).init(params))
+
+        return self._call("init", start, (), hyper)
+
+    def advance(self, state, hyper, arrays, first, last):
+        """See train.step.advance. The state that goes in is used up."""
+        return self._call("advance", self._bound(step.advance), (0,), state, hyper, arrays, first, last)
+
+    def probe(self, state, hyper, arrays, t):
+        """See train.step.probe. The state that goes in is used up."""
+        return self._call("probe", self._bound(step.probe), (0,), state, hyper, arrays, t)
+
+    def evaluate(self, params, hyper, windows, count):
+        """See train.step.evaluate."""
+        return self._call("evaluate", self._bound(step.evaluate), (), params, hyper, windows, count)
+
+    def _bound(self, function):
+        return lambda *args: function(self.static, self.graph, *args)
+
+    def _call(self, name, function, donated, *args):
+        if name not in self._compiled:
+            start = time.perf_counter()
+            self._compiled[name] = jax.jit(function, donate_argnums=donated).lower(*args).compile()
+            self.seconds += time.perf_counter() - start
+        return self._compiled[name](*args)
+
+
+def _any_config(static: Static) -> settings.Config:
+    """Settings with the shapes of a static key, for programs that need shapes alone."""
+    return settings.Config(placement=static.placement, model=static.model, norm=static.norm)
+
+
+@lru_cache(maxsize=32)
+def programs(static: Static) -> Programs:
+    """The programs of a static key, shared by every run of this process that has it."""
+    return Programs(static)

@@ -1,0 +1,297 @@
+"""Every setting of a run, its type and its default: the only place that declares them, and the only one that knows OmegaConf.
+
+Past `resolve` there is no untyped config: the rest of normflax sees these frozen dataclasses.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+from normflax.model.placements import Depths, branch_roles, find, role_gains
+from normflax.nearest import nearest, unknown
+
+
+class ConfigError(ValueError):
+    """A setting that can't be: one sentence, exit code 2, before anything is compiled or written."""
+
+
+@dataclass(frozen=True)
+class Norm:
+    """`norm.*`: what every site of the placement holds."""
+
+    kind: str = "layer"  # layer | rms | none
+    eps: float = 1e-6  # inside the root
+    scale: bool = True  # learn a gain
+    bias: bool = True  # learn a bias
+    gain_form: str = "w"  # w | 1+w: what is stored
+    gain: float = 1.0  # the initial gain
+
+
+@dataclass(frozen=True)
+class Coef:
+    """`coef.*`: overrides of what the placement declares; null keeps the declaration."""
+
+    alpha: float | None = None  # skip scale a of every sublayer
+    beta: float | None = None  # branch scale b of every sublayer
+    gain: float | None = None  # initial gain of v, out, up and down
+
+
+@dataclass(frozen=True)
+class Model:
+    """`model.*`: the decoder."""
+
+    depth: int = 12  # blocks
+    width: int = 64
+    heads: int = 4
+    ffn: str = "gelu"  # gelu | swiglu
+    ffn_ratio: float = 4.0  # FFN width / width
+    positions: str = "learned"  # learned | rope
+    bias: bool = True  # biases of the branches
+    tied: bool = False  # one matrix for embedding and head
+    fused_qkv: bool = True  # store q, k, v in one array
+    init: str | None = None  # xavier_normal | normal; null: the placement's own, else xavier_normal
+    init_std: float = 0.02  # of init=normal
+    embed_std: float = 1.0
+    position_std: float = 0.02
+    remat: str = "dots"  # dots | full | none: what the backward pass computes again
+
+    @property
+    def hidden(self) -> int:
+        """FFN width F."""
+        return round(self.ffn_ratio * self.width)
+
+
+@dataclass(frozen=True)
+class Data:
+    """`data.*`: what is predicted."""
+
+    name: str = "stdlib"  # stdlib | files | copy | markov
+    path: str | None = None  # files: a file, a folder or a glob
+    heldout: float = 0.1  # share of the text that is never trained on
+    windows: int = 2048  # held-out windows that the loss is measured on
+    vocab: int = 64  # copy, markov
+    lag: int = 1  # copy: the target is the token `lag` places back
+    concentration: float = 0.3  # markov: Dirichlet parameter of the rows
+    table_seed: int = 0  # markov: draws the rows
+    seed: int | None = None  # order of the batches; null: the run's seed
+
+
+@dataclass(frozen=True)
+class Optim:
+    """`optim.*`: decay is decoupled and acts on matrices only."""
+
+    name: str = "adam"  # adamw | adam | sgd
+    rate: float = 1e-3  # the peak
+    decay: float = 0.0  # adamw, sgd
+    beta1: float = 0.9
+    beta2: float = 0.98
+    eps: float = 1e-8
+    momentum: float = 0.0  # sgd
+    clip: float | None = None  # global gradient norm
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`schedule.*`: linear warm-up to the peak, then the named shape."""
+
+    name: str = "constant"  # constant | cosine
+    warmup_steps: int = 0
+    final: float = 0.0  # cosine: the last rate, as a share of the peak
+
+
+@dataclass(frozen=True)
+class Train:
+    """`train.*`."""
+
+    steps: int = 300
+    batch: int = 16  # sequences
+    tokens: int = 64  # per sequence
+
+
+@dataclass(frozen=True)
+class Probe:
+    """`probe.*`: which fields of normflax/probes/fields.py are recorded, and when."""
+
+    grid: str = "log"  # log: steps 0, 1, 2, 4, …, every steps/50 and the last | all | none
+    fields: list[str] = field(default_factory=lambda: ["all"])
+    every_step: list[str] = field(default_factory=list)  # fields recorded at every step, whatever the grid
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run."""
+
+    placement: str = "pre"  # a name of the table, or package.module:name
+    name: str = "runs"  # the sweep: runs land in <results>/<name>/<run id>
+    seed: int = 0
+    norm: Norm = field(default_factory=Norm)
+    coef: Coef = field(default_factory=Coef)
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    optim: Optim = field(default_factory=Optim)
+    schedule: Schedule = field(default_factory=Schedule)
+    train: Train = field(default_factory=Train)
+    probe: Probe = field(default_factory=Probe)
+    results: str = "results"
+    on_exists: str = "skip"  # skip | error | overwrite
+    fail_fast: bool = False  # a sweep stops at its first failed run
+
+
+CHOICES = {
+    "norm.kind": ("layer", "rms", "none"),
+    "norm.gain_form": ("w", "1+w"),
+    "model.ffn": ("gelu", "swiglu"),
+    "model.positions": ("learned", "rope"),
+    "model.init": (None, "xavier_normal", "normal"),
+    "model.remat": ("dots", "full", "none"),
+    "data.name": ("stdlib", "files", "copy", "markov"),
+    "optim.name": ("adamw", "adam", "sgd"),
+    "schedule.name": ("constant", "cosine"),
+    "probe.grid": ("log", "all", "none"),
+    "on_exists": ("skip", "error", "overwrite"),
+}
+"""What the settings with a fixed list of values may be. A test holds them against the tables that implement them."""
+
+AT_LEAST = {
+    "model.depth": 1,
+    "model.width": 1,
+    "model.heads": 1,
+    "data.windows": 1,
+    "data.vocab": 2,
+    "data.lag": 1,
+    "train.steps": 1,
+    "train.batch": 1,
+    "train.tokens": 1,
+    "schedule.warmup_steps": 0,
+    "seed": 0,
+    "data.seed": 0,
+    "data.table_seed": 0,
+    "optim.rate": 0,
+    "optim.decay": 0,
+    "optim.clip": 0,
+    "norm.eps": 0,
+}
+
+
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Settings by dotted key."""
+    out: dict[str, Any] = {}
+    for f in fields(config):
+        value = getattr(config, f.name)
+        out |= flat(value, f"{prefix}{f.name}.") if is_dataclass(value) else {prefix + f.name: value}
+    return out
+
+
+KEYS = tuple(flat(Config()))
+GROUPS = tuple(f.name for f in fields(Config) if f.name not in KEYS)
+
+
+def check(config: Config) -> Config:
+    """The config itself when it can be run.
+
+    Raises ConfigError with one sentence that names the key, the value, what is allowed and the nearest match.
+    """
+    values = flat(config)
+    for key, allowed in CHOICES.items():
+        if values[key] not in allowed:
+            raise ConfigError(unknown(key, values[key], [str(a) for a in allowed if a is not None]))
+    for key, least in AT_LEAST.items():
+        if values[key] is not None and not values[key] >= least:
+            raise ConfigError(f"{key}={values[key]} is too small: it is at least {least}")
+    if max(config.seed, config.data.seed or 0) >= 2**32:
+        raise ConfigError("seed and data.seed are below 2**32")
+    m, s = config.model, config.schedule
+    try:
+        role_gains(find(config.placement), Depths(decoder=m.depth), branch_roles(m.ffn))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if m.width % m.heads:
+        raise ConfigError(f"model.heads={m.heads} does not divide model.width={m.width}")
+    if m.positions == "rope" and (m.width // m.heads) % 2:
+        raise ConfigError(f"model.positions=rope turns pairs of features, and a head of {m.width // m.heads} is odd")
+    if s.warmup_steps and s.warmup_steps >= config.train.steps:
+        raise ConfigError(
+            f"schedule.warmup_steps={s.warmup_steps} is not below train.steps={config.train.steps}: the peak is never held"
+        )
+    if not 0 <= s.final <= 1:
+        raise ConfigError(f"schedule.final={s.final} is a share of the peak: from 0 to 1")
+    if config.optim.name == "adam" and config.optim.decay:
+        raise ConfigError(f"optim.decay={config.optim.decay} needs optim.name=adamw: adam has no decay")
+    if config.data.name == "files" and not config.data.path:
+        raise ConfigError("data=files needs data.path: a file, a folder or a glob")
+    if not 0 < config.data.heldout < 1:
+        raise ConfigError(f"data.heldout={config.data.heldout} is a share of the text: between 0 and 1")
+    if config.data.name == "copy" and config.data.lag >= config.train.tokens:
+        raise ConfigError(f"data.lag={config.data.lag} leaves no target in train.tokens={config.train.tokens}")
+    _check_probes(config.probe)
+    return config
+
+
+def _check_probes(probe: Probe) -> None:
+    """Every probed field exists."""
+    from normflax.probes.fields import FIELDS
+
+    for key in ("fields", "every_step"):
+        for name in getattr(probe, key):
+            if name not in FIELDS and name != "all":
+                raise ConfigError(unknown(f"probe.{key}", name, ["all", *FIELDS]))
+
+
+def unknown_key(key: str) -> str:
+    """The sentence for a key that no setting has."""
+    return f"there is no setting '{key}'{nearest(key, [*KEYS, *GROUPS])}"
+
+
+# ── OmegaConf ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def register() -> None:
+    """Tell Hydra the schema that every config is merged into and checked against."""
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    schema = OmegaConf.structured(Config)
+    _thaw(schema)
+    ConfigStore.instance().store(name="schema", node=schema, provider="normflax")
+
+
+def _thaw(node: Any) -> None:
+    """OmegaConf makes the nodes of frozen dataclasses read-only, and then Hydra can't override them."""
+    from omegaconf import DictConfig, OmegaConf
+
+    OmegaConf.set_readonly(node, None)
+    for key in node:
+        child = node._get_node(key)
+        if isinstance(child, DictConfig):
+            _thaw(child)
+
+
+def resolve(composed: Any) -> Config:
+    """The checked, frozen settings of what Hydra composed. Raises ConfigError."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        config = OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error).split("\n", 1)[0]) from None
+    if not isinstance(config, Config):
+        raise ConfigError(f"expected the settings of a run, got {type(config).__name__}")
+    return check(config)
+
+
+def to_yaml(config: Config) -> str:
+    """The settings as YAML that any reader takes with the right types (`1e-3` alone would be text to YAML 1.1)."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def change(config: Config, **settings: Any) -> Config:
+    """A copy with some settings changed, by dotted key with `__` for the dot: change(c, model__depth=24)."""
+    for key, value in settings.items():
+        group, _, leaf = key.partition("__")
+        if leaf:
+            value = dataclasses.replace(getattr(config, group), **{leaf: value})
+        config = dataclasses.replace(config, **{group: value})
+    return config

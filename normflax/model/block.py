@@ -1,0 +1,65 @@
+"""A sublayer is a branch and the wiring its placement declares; a block is its two sublayers."""
+
+from flax import nnx
+from jaxtyping import Array
+
+from normflax.axes import Key, Scalar, Stream
+from normflax.model.attention import SelfAttention
+from normflax.model.ffn import FeedForward
+from normflax.model.init import named
+from normflax.model.placements import SITES, Placement
+
+
+class Sublayer(nnx.Module):
+    """One branch F in its placement: u = pre(x), y = out(F(u)), x' = post(a·skip + b·y).
+
+    The state it carries is the stream x [B, T, D]. A placement with more than one stream overrides `read` (state -> what the
+    branch sees) and `write` (state, what the branch saw and gave -> next state).
+    """
+
+    def __init__(self, branch: nnx.Module, placement: Placement, make_norm):
+        self.branch = branch
+        self.skip_from = placement.skip_from
+        for site in SITES:
+            setattr(self, site, make_norm(getattr(placement, site)))
+
+    def read(self, x: Stream) -> Stream:
+        """What the branch sees: u = pre(x)."""
+        return self.pre(x)
+
+    def write(self, x: Stream, u: Stream, y: Stream, entry: Stream, a: Scalar, b: Scalar) -> tuple[Stream, dict[str, Array]]:
+        """The next state, and every tensor on the way to it under the name it has in the equation."""
+        skip = a * {"x": x, "u": u, "block": entry}[self.skip_from]
+        written = b * self.out(y)
+        z = skip + written
+        return self.post(z), {"skip": skip, "written": written, "z": z}
+
+    def __call__(self, x: Stream, entry: Stream, a: Scalar, b: Scalar) -> tuple[Stream, dict[str, Array]]:
+        """x and the block's input [B, T, D], this sublayer's coefficients a, b [] -> x' and the wires: what each norm reads
+        (`pre`, `out`, `post`) and what is added (`skip`, `written`). What nobody uses is pruned by jit."""
+        u = self.read(x)
+        y = self.branch(u)
+        state, wires = self.write(x, u, y, entry, a, b)
+        return state, {"pre": x, "out": y, "post": wires["z"], "skip": wires["skip"], "written": wires["written"]}
+
+
+class Block(nnx.Module):
+    """Attention, then FFN. `gains` holds this block's gain per role, `std` the standard deviation of init=normal; `key` draws the
+    weights by role."""
+
+    def __init__(
+        self, key: Key, gains: dict[str, Array], std: Scalar, *, placement: Placement, model, base: str, make_norm
+    ):
+        shared = {"bias": model.bias, "base": base, "std": std}
+        attention = SelfAttention(
+            named(key, "attention"),
+            gains,
+            model.width,
+            heads=model.heads,
+            rope=model.positions == "rope",
+            fused=model.fused_qkv,
+            **shared,
+        )
+        ffn = FeedForward(named(key, "ffn"), gains, model.width, model.hidden, form=model.ffn, **shared)
+        self.attention = Sublayer(attention, placement, make_norm)
+        self.ffn = Sublayer(ffn, placement, make_norm)

@@ -1,0 +1,1 @@
+"""Many runs: which run is which, and what is there already."""

@@ -1,0 +1,51 @@
+"""Which run is which: a run's folder is named after everything that can change its numbers, and after nothing else."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+from normflax.config import Config, flat
+from normflax.data import sources
+from normflax.model.placements import Depths, branch_roles, find, path_scales, role_gains
+
+ELSEWHERE = frozenset({"name", "results", "on_exists", "fail_fast"})
+"""Settings that say where a run lands and what happens around it: they change none of its numbers."""
+
+
+def facts(config: Config) -> dict:
+    """Everything that can change the numbers of a run.
+
+    Beside the settings: what the placement is (its sites, scales and gains, so that an edit of a user's own placement is another
+    run) and the sha256 of the data.
+    """
+    entry, depths = find(config.placement), Depths(decoder=config.model.depth)
+    return {
+        "settings": {key: value for key, value in flat(config).items() if key not in ELSEWHERE},
+        "sites": {site: getattr(entry, site) and (getattr(entry, site).kind or "") for site in (*entry.sites, "embed", "final")},
+        "skip_from": entry.skip_from,
+        "base": entry.base,
+        "scales": path_scales(entry, depths),
+        "gains": role_gains(entry, depths, branch_roles(config.model.ffn)),
+        "data": sources.load(config.data).sha256,
+    }
+
+
+def run_id(config: Config) -> str:
+    """`<slug>-<hash>`: what a person looks for first, then 8 hex digits of the sha256 of the facts."""
+    text = json.dumps(facts(config), sort_keys=True)
+    return f"{slug(config)}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def slug(config: Config) -> str:
+    """Placement, depth, width, rate, warm-up and seed, in at most 60 characters that every file system takes."""
+    text = (
+        f"{config.placement}-{config.model.depth}x{config.model.width}"
+        f"-rate{config.optim.rate:g}-warm{config.schedule.warmup_steps}-seed{config.seed}"
+    )
+    return re.sub(r"[^A-Za-z0-9_.+-]+", "_", text).strip(".")[-60:]
+
+
+def run_folder(config: Config) -> Path:
+    """<results>/<name>/<run id>."""
+    return Path(config.results) / config.name / run_id(config)

@@ -1,0 +1,1 @@
+"""Training as a pure function of settings, seed and step."""
