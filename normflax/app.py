@@ -107,7 +107,7 @@ def check_words(words: list[str]) -> None:
             raise settings.ConfigError(f"'{override.input_line}' would delete a setting that every run needs")
         group = CONFIGS / key
         if group.is_dir():
-            allowed = sorted(path.stem for path in group.glob("*.yaml"))
+            allowed = sorted(path.relative_to(group).with_suffix("").as_posix() for path in group.rglob("*.yaml"))
             for choice in choices(override):
                 if choice not in allowed and choice not in ("null", "None"):
                     raise settings.ConfigError(unknown(key, choice, allowed))

@@ -7,15 +7,18 @@ Two runs with equal `static` share their programs, so a sweep over rates, warm-u
 """
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array
 
 from normflax import config as settings
-from normflax.data.batches import Task
+from normflax.data.batches import Batch, Task
 from normflax.model.init import named
 from normflax.model.placements import Depths, Placement, branch_roles, find, path_scales, role_gains
 from normflax.model.transformer import Transformer
@@ -120,10 +123,14 @@ def transformer(static: Static, hyper: dict) -> Transformer:
 
 
 class Programs:
-    """The compiled programs of one static key. Each is compiled at its first use; `seconds` counts the time that took."""
+    """The compiled programs of one static key: init, advance, probe and evaluate.
+
+    Each is compiled once, at `prepare` or at its first use; `seconds` is the time spent on it.
+    """
 
     def __init__(self, static: Static):
-        self.static, self.seconds, self._compiled = static, 0.0, {}
+        self.static, self.seconds = static, 0.0
+        self._compiled: dict[str, Any] = {}
 
     @cached_property
     def graph(self):
@@ -133,34 +140,59 @@ class Programs:
 
     def init(self, hyper: dict) -> State:
         """Parameters and optimiser memory of a run that has made no update."""
+        return self._call("init", hyper)
 
-        def start(hyper):
-            params = nnx.split(transformer(self.static, hyper))[1]
-            return State(params, optim.FAMILIES[self.static.optimiser](hyper).init(params))
-
-        return self._call("init", start, (), hyper)
-
-    def advance(self, state, hyper, arrays, first, last):
+    def advance(self, state: State, hyper: dict, arrays: dict, first: Array, last: Array):
         """See train.step.advance. The state that goes in is used up."""
-        return self._call("advance", self._bound(step.advance), (0,), state, hyper, arrays, first, last)
+        return self._call("advance", state, hyper, arrays, first, last)
 
-    def probe(self, state, hyper, arrays, t):
+    def probe(self, state: State, hyper: dict, arrays: dict, t: Array):
         """See train.step.probe. The state that goes in is used up."""
-        return self._call("probe", self._bound(step.probe), (0,), state, hyper, arrays, t)
+        return self._call("probe", state, hyper, arrays, t)
 
-    def evaluate(self, params, hyper, windows, count):
+    def evaluate(self, params: nnx.State, hyper: dict, windows: Batch, count: Array):
         """See train.step.evaluate."""
-        return self._call("evaluate", self._bound(step.evaluate), (), params, hyper, windows, count)
+        return self._call("evaluate", params, hyper, windows, count)
 
-    def _bound(self, function):
-        return lambda *args: function(self.static, self.graph, *args)
+    def prepare(self, hyper: dict, arrays: dict, windows: Batch, probed: bool) -> None:
+        """Compile what a run will need side by side: the compiler uses one core for each."""
+        step_of = jax.ShapeDtypeStruct((), jnp.int32)
+        state = jax.eval_shape(self._start, hyper)
+        needed = {
+            "advance": (state, hyper, arrays, step_of, step_of),
+            "init": (hyper,),
+            "evaluate": (state.params, hyper, windows, step_of),
+        }
+        if probed:
+            needed = {"probe": (state, hyper, arrays, step_of), **needed}
+        start = time.perf_counter()
+        missing = {name: self._lower(name, *args) for name, args in needed.items() if name not in self._compiled}
+        with ThreadPoolExecutor(2) as pool:
+            compiled = pool.map(lambda item: item[1].compile(OPTIONS.get(item[0])), missing.items())
+            self._compiled |= dict(zip(missing, compiled, strict=True))
+        self.seconds += time.perf_counter() - start
 
-    def _call(self, name, function, donated, *args):
+    def _start(self, hyper: dict) -> State:
+        params = nnx.split(transformer(self.static, hyper))[1]
+        return State(params, optim.FAMILIES[self.static.optimiser](hyper).init(params))
+
+    def _lower(self, name: str, *args):
+        if name == "init":
+            return jax.jit(self._start).lower(*args)
+        function = {"advance": step.advance, "probe": step.probe, "evaluate": step.evaluate}[name]
+        donated = () if name == "evaluate" else (0,)
+        return jax.jit(lambda *args: function(self.static, self.graph, *args), donate_argnums=donated).lower(*args)
+
+    def _call(self, name: str, *args):
         if name not in self._compiled:
             start = time.perf_counter()
-            self._compiled[name] = jax.jit(function, donate_argnums=donated).lower(*args).compile()
+            self._compiled[name] = self._lower(name, *args).compile(OPTIONS.get(name))
             self.seconds += time.perf_counter() - start
         return self._compiled[name](*args)
+
+
+OPTIONS = {"init": {"xla_backend_optimization_level": 0}}
+"""Compiler options by program: `init` runs once, and its random draws take longer to optimise than to run."""
 
 
 def _any_config(static: Static) -> settings.Config:

@@ -57,15 +57,21 @@ class Loaded:
 
 
 def load(data: Data) -> Loaded:
-    """The source that `data` names, put on the device.
-
-    text: {"tokens": uint8 [n]}, the training part alone. copy: nothing.
-    markov: {"initial": float32 [V], "rows": float32 [V, V]}, cumulative sums of the stationary law and of each row.
+    """The source that `data` names, put on the device (`place`).
 
     Raises:
         ConfigError: in one sentence, which key of `data` is wrong.
     """
-    source = sources.load(data)
+    return place(sources.load(data))
+
+
+def place(source: sources.Source) -> Loaded:
+    """A source with its arrays on the device.
+
+    text:   {"tokens": uint8 [n]}, the training part alone.
+    copy:   {}.
+    markov: {"initial": float32 [V], "rows": float32 [V, V]}, cumulative sums of the stationary law and of each row.
+    """
     match source:
         case Corpus():
             return Loaded(source, Task("text", source.vocab), {"tokens": jnp.asarray(source.train)})

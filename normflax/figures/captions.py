@@ -1,10 +1,12 @@
 """The words under a figure: what failed, what has no data, and every setting that a reader needs to judge it."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from normflax.figures.frames import column, only
 from normflax.figures.style import display_name, order
 from normflax.records.stability import FAILED, Verdict
 
@@ -34,36 +36,43 @@ _GROUPS = ("norm", "coef", "model", "data", "optim", "schedule", "train")
 _APART = ("model.depth", "model.init", "model.init_std", "model.fused_qkv", "model.remat", "data.seed", "data.sha256")
 
 
-def text(value: object) -> str:
+def absent(value: Any) -> bool:
+    """Whether a cell holds nothing: None, NA or NaN."""
+    return value is None or value is pd.NA or value != value
+
+
+def text(value: Any) -> str:
     """A setting as one would type it: 0.001, 300, off."""
-    if pd.isna(value):
+    if absent(value):
         return "off"
     if isinstance(value, (bool, np.bool_)):
         return "on" if value else "off"
-    return f"{value:g}" if isinstance(value, (int, float, np.number)) else str(value)
+    return f"{value:g}" if isinstance(value, (float, np.floating)) else str(value)
 
 
 def values(cells: Iterable) -> list:
-    """The different values of a column in order, a null last."""
-    column = pd.Series(list(cells), dtype=object)
-    filled = set(column.dropna())
-    return sorted(filled, key=lambda v: (isinstance(v, str), v)) + ([None] if column.isna().any() else [])
+    """The different values of a column in order, None for its empty cells last."""
+    cells = list(cells)
+    filled = {cell for cell in cells if not absent(cell)}
+    return sorted(filled, key=lambda cell: (isinstance(cell, str), cell)) + [None] * any(map(absent, cells))
 
 
-def say(runs: pd.DataFrame, column: str) -> str:
+def say(runs: pd.DataFrame, key: str) -> str:
     """`rate 0.001 or 0.003`: a setting with every value that it takes in these runs."""
-    if column not in runs:
-        return f"{column} not recorded"
-    return SETTINGS.get(column, f"{column} {{}}").format(" or ".join(text(v) for v in values(runs[column])))
+    if key not in runs:
+        return f"{key} not recorded"
+    return SETTINGS.get(key, f"{key} {{}}").format(" or ".join(text(value) for value in values(runs[key])))
 
 
 def differing(runs: pd.DataFrame) -> list[str]:
-    """The config keys in which these runs differ beside placement, depth and seed; the runs of one curve differ in none.
+    """The config keys in which these runs differ, beside placement, depth and seed; the runs of one curve have none.
 
-    Left out are what a placement may bring along (its base initialiser) and what changes speed only (remat, fused q, k, v).
+    Left out are what a placement may bring along (its base initialiser) and what changes speed only (remat, fused q,
+    k, v).
     """
-    keys = [*SETTINGS, *(c for c in runs if c not in SETTINGS and str(c).split(".")[0] in _GROUPS and "." in str(c))]
-    return [key for key in keys if key in runs and key not in _APART and len(values(runs[key])) > 1]
+    keys = [*SETTINGS, *(str(key) for key in runs if key not in SETTINGS)]
+    keys = [key for key in keys if key in runs and key not in _APART and key.split(".")[0] in _GROUPS]
+    return [key for key in keys if len(values(runs[key])) > 1]
 
 
 def listing(words: Iterable[str]) -> str:
@@ -73,15 +82,16 @@ def listing(words: Iterable[str]) -> str:
 
 
 def count_failures(runs: pd.DataFrame) -> str:
-    """The runs of each placement that failed (diverged or stuck), counted by verdict; the slow and the unjudged apart."""
-    verdicts = runs["verdict"].astype(object).fillna("without a verdict").astype(str)
+    """The failed runs (diverged or stuck) of each placement by verdict; the slow and the unjudged apart from them."""
+    unjudged = "without a verdict"
     failed, apart = [], []
     for name in order(runs["placement"]):
-        found = verdicts[runs["placement"] == name].value_counts().sort_index()
-        bad = found[found.index.isin([str(verdict) for verdict in FAILED])]
-        kinds = ", ".join(f"{n} {kind}" for kind, n in bad.items())
-        failed.append(f"{display_name(name)} {bad.sum()} of {found.sum()}" + (f" ({kinds})" if kinds else ""))
-        others = [f"{found[kind]} {kind}" for kind in (str(Verdict.SLOW), "without a verdict") if kind in found]
+        verdicts = column(only(runs, runs["placement"] == name), "verdict").astype(object).fillna(unjudged)
+        found = {str(verdict): (verdicts == verdict).sum() for verdict in sorted(set(verdicts))}
+        bad = {verdict: n for verdict, n in found.items() if verdict in FAILED}
+        kinds = ", ".join(f"{n} {verdict}" for verdict, n in bad.items())
+        failed.append(f"{display_name(name)} {sum(bad.values())} of {len(verdicts)}" + (f" ({kinds})" if bad else ""))
+        others = [f"{found[kind]} {kind}" for kind in (str(Verdict.SLOW), unjudged) if kind in found]
         apart += [f"{display_name(name)} {', '.join(others)}"] if others else []
     return f"Failed runs: {'; '.join(failed)}." + (f" Not counted as failed: {'; '.join(apart)}." if apart else "")
 
@@ -94,16 +104,16 @@ def no_finite_data(names: Iterable[str]) -> str:
 
 def base_init(runs: pd.DataFrame) -> str:
     """`base init xavier_normal`, by placement where they differ: the config's choice, else the placement's own."""
-    blank = pd.Series(None, index=runs.index, dtype=object)
-    chosen = runs.get("model.init", blank).astype(object).where(lambda c: c.notna(), runs.get("base_init", blank))
-    std = runs.get("model.init_std", blank)
-    named = [f"normal({text(s)})" if c == "normal" else text(c) for c, s in zip(chosen, std, strict=True)]
-    by_name = runs.assign(base=named).groupby("base")["placement"].unique()
-    if len(by_name) == 1:
-        return f"base init {by_name.index[0]}"
-    return "base init " + listing(
-        f"{base} ({', '.join(map(display_name, order(names)))})" for base, names in by_name.items()
-    )
+    placements: dict[str, set[str]] = {}
+    for run in runs.to_dict("records"):
+        chosen = text(run.get("model.init"))
+        base = text(run.get("base_init")) if chosen == "off" else chosen
+        base = f"normal({text(run.get('model.init_std'))})" if base == "normal" else base
+        placements.setdefault("not recorded" if base == "off" else base, set()).add(run["placement"])
+    if len(placements) == 1:
+        return f"base init {next(iter(placements))}"
+    parts = (f"{base} ({', '.join(map(display_name, order(names)))})" for base, names in sorted(placements.items()))
+    return f"base init {listing(parts)}"
 
 
 def seeds(runs: pd.DataFrame) -> str:
@@ -116,9 +126,9 @@ def seeds(runs: pd.DataFrame) -> str:
 
 def caption_settings(runs: pd.DataFrame) -> str:
     """One sentence with every setting behind these runs; a setting with several values names them all."""
-    momentum_only = "optim.name" in runs and set(runs["optim.name"]) == {"sgd"}
-    hidden = {"data.name"} | ({"optim.beta2", "optim.eps"} if momentum_only else set())
-    hashes = [str(h)[:8] for h in values(runs.get("data.sha256", []))]
-    source = say(runs, "data.name") + f" (sha256 {' or '.join(hashes) or 'not recorded'})"
-    parts = [base_init(runs), *(say(runs, column) for column in SETTINGS if column not in hidden), seeds(runs), source]
+    sgd = "optim.name" in runs and set(runs["optim.name"]) == {"sgd"}
+    hidden = {"data.name", *(("optim.beta2", "optim.eps") if sgd else ())}
+    hashes = [text(value)[:8] for value in values(runs["data.sha256"])] if "data.sha256" in runs else []
+    source = f"{say(runs, 'data.name')} (sha256 {' or '.join(hashes) or 'not recorded'})"
+    parts = [base_init(runs), *(say(runs, key) for key in SETTINGS if key not in hidden), seeds(runs), source]
     return f"Settings: {', '.join(parts)}."

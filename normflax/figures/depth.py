@@ -5,15 +5,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from normflax.figures.captions import (
-    caption_settings,
-    count_failures,
-    differing,
-    listing,
-    no_finite_data,
-    say,
-)
-from normflax.figures.edges import band, cross, note, reserve
+from normflax.figures.captions import caption_settings, count_failures, differing, listing, no_finite_data, say
+from normflax.figures.edges import band, mark, note, reserve
+from normflax.figures.frames import column, floats, numbers, only
 from normflax.figures.style import (
     Plot,
     Style,
@@ -38,29 +32,29 @@ TITLE = ("optim.rate", "schedule.warmup_steps", "train.steps")
 def loss_against_depth(runs: pd.DataFrame) -> Plot:
     """Held-out loss at the end of training (nats per token) against depth (blocks), for a `runs` table.
 
-    A marker is a run, hollow where it is stuck; in the band at the top, an x is a run that diverged and a plus one that left
-    no loss. A line joins the means over seeds of `loss_effective` at each depth. Runs that differ in more than placement,
-    depth and seed (in the rate, say, or the warm-up) get a panel per setting. The result carries its `data` and `caption`.
-    Raises ValueError for a table without runs.
+    A marker is a run, hollow where it is stuck; in the band at the top, an x is a run that diverged and a plus one that
+    left no loss. A line joins the means over seeds of `loss_effective` at each depth. Runs that differ in more than
+    placement, depth and seed (in the rate, say, or the warm-up) get a panel per setting. The result carries its `data`
+    and `caption`. Raises ValueError for a table without runs.
     """
     if runs.empty:
         raise ValueError("there are no runs to draw: the table is empty")
     split = differing(runs)
     settings = [part for _, part in runs.groupby(split, dropna=False)] if split else [runs]
-    table = runs[[*COLUMNS, *(f"level_{level}" for level in LEVELS), *split]].assign(drawn=_drawn(runs))
+    shown = [*COLUMNS, *(f"level_{level}" for level in LEVELS), *split]
+    table = pd.DataFrame(runs[shown]).assign(drawn=_drawn(runs))
     looks = styles(runs["placement"])
-    lost = order(table["placement"][table["drawn"].isin(LOST)])
+    lost = order(only(table, table["drawn"].isin(LOST))["placement"])
     with context():
         plot, panels = grid(len(settings), heights=(3.0, 2.3, 2.1))
         for index, (axes, part) in enumerate(zip(panels, settings, strict=True)):
-            rows = table.loc[part.index]
+            rows, last = pd.DataFrame(table.loc[part.index]), last_in_row(index, len(panels))
             _scale(axes, table, len(lost))
-            _levels(axes, rows, last_in_row(index, len(panels)) or any(key.startswith("data.") for key in split))
+            _levels(axes, rows, named=last or any(key.startswith("data.") for key in split))
             _runs(axes, rows, looks, lost)
             if lost:
                 kinds = [kind for kind in LOST if kind in set(table["drawn"])]
-                named = last_in_row(index, len(panels))
-                band(axes, len(lost), True, (kinds[0] if len(kinds) == 1 else "lost") if named else "")
+                band(axes, len(lost), True, (kinds[0] if len(kinds) == 1 else "lost") if last else "")
             title(axes, ", ".join(say(part, key) for key in (split or TITLE)), len(panels))
             axes.set_xlabel("depth (blocks)")
             if first_in_row(index, len(panels)):
@@ -72,62 +66,67 @@ def loss_against_depth(runs: pd.DataFrame) -> Plot:
 
 def _drawn(runs: pd.DataFrame) -> np.ndarray:
     """How each run is shown: trained, stuck, diverged or no result."""
-    diverged, stuck = runs["verdict"].isin([str(v) for v in DIVERGED]), runs["verdict"] == Verdict.STUCK
-    lost = ~np.isfinite(runs["loss_final"].to_numpy(float, na_value=np.nan))
-    return np.select([diverged, lost, stuck], ["diverged", "no result", "stuck"], "trained")
+    verdict, lost = column(runs, "verdict"), ~np.isfinite(floats(runs, "loss_final"))
+    diverged, stuck = verdict.isin([str(v) for v in DIVERGED]).to_numpy(bool), verdict.isin([str(Verdict.STUCK)])
+    return np.select([diverged, lost, stuck.to_numpy(bool)], ["diverged", "no result", "stuck"], "trained")
+
+
+def _level(table: pd.DataFrame) -> dict[str, float]:
+    """The levels that are known, as means over runs: a run's own seed draws its held-out windows."""
+    means = {level: float(column(table, f"level_{level}").astype(float).mean()) for level in LEVELS}
+    return {level: mean for level, mean in means.items() if np.isfinite(mean)}
 
 
 def _room(depths: list[int], share: float) -> dict[int, float]:
     """Octaves on either side of each depth for its runs: `share` of the axis, or less where the next depth is near."""
     octaves = np.log2(depths)
     gaps = np.concatenate([[np.inf], np.diff(octaves), [np.inf]]) / 2.5
-    most = share * max(np.ptp(octaves), 1.0)
+    most = share * max(float(np.ptp(octaves)), 1.0)
     return {depth: min(most, *gaps[i : i + 2]) for i, depth in enumerate(depths)}
 
 
-def _scale(axes: Axes, table: pd.DataFrame, rows: int) -> None:
-    """The same axes for every panel: octaves of depth with the depths as ticks, losses below a band of `rows` rows."""
-    depths = sorted(set(table["model.depth"]))
+def _scale(axes: Axes, table: pd.DataFrame, lanes: int) -> None:
+    """The same axes in every panel: octaves of depth with the depths as ticks, losses below a band of `lanes` rows."""
+    depths = numbers(table, "model.depth")
     axes.set_xscale("log", base=2)
-    margin = max(0.06 * np.ptp(np.log2(depths)), 0.3)
+    margin = max(0.06 * float(np.ptp(np.log2(depths))), 0.3)
     axes.set_xlim(depths[0] / 2**margin, depths[-1] * 2**margin)
-    axes.set_xticks(depths, spaced(axes, depths))
+    axes.set_xticks(depths, spaced(axes, depths, depths))
     axes.minorticks_off()
-    shown = table["drawn"].isin(["trained", "stuck"])
-    losses = [table["loss_final"][shown], table["loss_effective"], *(table[f"level_{level}"] for level in LEVELS)]
-    losses = pd.concat(losses).to_numpy(float, na_value=np.nan)
+    finals = floats(only(table, ~table["drawn"].isin(LOST)), "loss_final")
+    levels = [floats(table, f"level_{level}") for level in LEVELS]
+    losses = np.concatenate([finals, floats(table, "loss_effective"), *levels])
     losses = losses[np.isfinite(losses)]
-    low, high = (losses.min(), losses.max()) if losses.size else (0.0, 1.0)
-    reserve(axes, low, high, top=rows)
+    reserve(axes, *((losses.min(), losses.max()) if losses.size else (0.0, 1.0)), top=lanes)
 
 
 def _levels(axes: Axes, rows: pd.DataFrame, named: bool) -> None:
     """A horizontal line at each known level, its name and value at the right of the panel."""
-    levels = {level: rows[f"level_{level}"].mean() for level in LEVELS}
-    known = {level: float(value) for level, value in levels.items() if pd.notna(value)}
-    close = np.ptp([*known.values(), *known.values()] or [0.0]) < 0.06 * np.ptp(axes.get_ylim())
+    known = _level(rows)
+    low, high = axes.get_ylim()
+    close = len(known) > 1 and np.ptp(list(known.values())) < 0.06 * (high - low)
     for level, value in known.items():
         axes.axhline(value, color="0.45", linewidth=0.7, linestyle=(0, (6, 3)), zorder=1)
         if named:
-            where = "center" if len(known) == 1 or not close else "bottom" if value == max(known.values()) else "top"
+            where = "center" if not close else "bottom" if value == max(known.values()) else "top"
             note(axes, f"{level} {value:.3f}", value, axes.get_yaxis_transform(), where)
 
 
 def _runs(axes: Axes, rows: pd.DataFrame, looks: dict[str, Style], lost: list[str]) -> None:
     """A line through the means of each placement, a marker for each run, a mark in the band for one without a loss."""
-    depths = sorted(set(rows["model.depth"]))
+    depths = numbers(rows, "model.depth")
     room, room_above = _room(depths, 0.025), _room(depths, 0.06)
     shift = dict(zip(looks, np.linspace(-1, 1, len(looks)) if len(looks) > 1 else [0.0], strict=True))
     for name, look in looks.items():
-        part = rows[rows["placement"] == name]
-        mean = part.groupby("model.depth")["loss_effective"].mean().astype(float)
-        axes.plot(mean.index, mean, color=look.colour, linestyle=look.dash, zorder=2, gid=f"mean {name}")
+        part = only(rows, rows["placement"] == name)
+        at = {depth: only(part, part["model.depth"] == depth) for depth in numbers(part, "model.depth")}
+        means = [column(some, "loss_effective").astype(float).mean() for some in at.values()]
+        axes.plot([*at], means, color=look.colour, linestyle=look.dash, zorder=2, gid=f"mean {name}")
         for drawn, face, edge in (("trained", look.colour, "white"), ("stuck", "white", look.colour)):
-            some = part[part["drawn"] == drawn]
-            x = [depth * 2 ** (room[depth] * shift[name]) for depth in some["model.depth"]]
+            some = only(part, part["drawn"] == drawn)
             axes.plot(
-                x,
-                some["loss_final"].astype(float),
+                [depth * 2 ** (room[depth] * shift[name]) for depth in some["model.depth"]],
+                floats(some, "loss_final"),
                 color=look.colour,
                 marker=look.marker,
                 markerfacecolor=face,
@@ -137,39 +136,38 @@ def _runs(axes: Axes, rows: pd.DataFrame, looks: dict[str, Style], lost: list[st
                 zorder=3,
                 gid=f"{drawn} {name}",
             )
-        gone = part[part["drawn"].isin(LOST)]
-        for depth, same in gone.groupby("model.depth"):
-            apart = np.linspace(-1, 1, len(same) + 2)[1:-1]  # seeds side by side, or they would cover each other
-            for aside, drawn in zip(apart, same["drawn"], strict=True):
-                x = depth * 2 ** (room_above[depth] * aside)
-                mark = "x" if drawn == "diverged" else "+"
-                cross(axes, [x], lost.index(name), True, look.colour, mark).set_gid(f"{drawn} {name}")
+        for depth, some in at.items():
+            gone = [drawn for drawn in some["drawn"] if drawn in LOST]
+            apart = np.linspace(-1, 1, len(gone) + 2)[1:-1]  # seeds side by side, or they would cover each other
+            for aside, drawn in zip(apart, gone, strict=True):
+                x, shape = depth * 2 ** (room_above[depth] * aside), "x" if drawn == "diverged" else "+"
+                mark(axes, [x], lost.index(name), len(lost), True, look.colour, shape).set_gid(f"{drawn} {name}")
 
 
 def _marks(drawn: set[str]) -> list[Line2D]:
     """Legend entries for the ways to fail that occur in the figure."""
     shapes = {"stuck": ("s", "white"), "diverged": ("x", "0.3"), "no result": ("+", "0.3")}
     return [
-        Line2D([], [], color="0.3", marker=marker, markerfacecolor=face, linestyle="none", label=mark)
-        for mark, (marker, face) in shapes.items()
-        if mark in drawn
+        Line2D([], [], color="0.3", marker=marker, markerfacecolor=face, linestyle="none", label=kind)
+        for kind, (marker, face) in shapes.items()
+        if kind in drawn
     ]
 
 
 def _caption(runs: pd.DataFrame, table: pd.DataFrame, split: list[str]) -> str:
     """What is drawn, how many runs failed, which have no data, and every setting."""
-    levels = {level: table[f"level_{level}"].mean() for level in LEVELS}
-    known = [f"{level} {value:.3f}" for level, value in levels.items() if pd.notna(value)]
+    known = [f"{level} {value:.3f}" for level, value in _level(table).items()]
+    silent = only(table, ~np.isfinite(floats(table, "loss_final")))
     sentences = [
         "Held-out loss at the end of training against depth in blocks.",
         "A marker is a run, moved sideways a little by placement; a line joins the means over seeds of the effective"
-        " loss, which is the final loss capped at the unigram level (at the initial loss where there is none); a run that"
-        " is not finite counts as that level.",
+        " loss: the final loss capped at the unigram level (at the initial loss where there is none), which stands for"
+        " a run that is not finite.",
         "Hollow: stuck. In the band at the top: x diverged, + no result.",
-        f"Dashed levels of the held-out text: {listing(known)} (means over runs)." if known else "",
+        f"Levels of the held-out text: {listing(known)} (means over runs)." if known else "",
         f"A panel for each {listing(split)}." if split else "",
         count_failures(runs),
-        no_finite_data(table["run"][~np.isfinite(table["loss_final"].to_numpy(float, na_value=np.nan))]),
+        no_finite_data(silent["run"]),
         caption_settings(runs),
     ]
     return " ".join(filter(None, sentences))

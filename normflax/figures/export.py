@@ -13,8 +13,8 @@ def save(
 ) -> dict[str, Path]:
     """Write `<name>.svg`, `.pdf`, `.png` (300 dpi), `.csv` (the rows drawn) and `.md` (caption, command) into `folder`.
 
-    The same figure gives the same bytes: no date, a fixed salt for the ids in the SVG. The pictures carry the caption and
-    the command as metadata. Returns the paths by suffix.
+    The same figure gives the same bytes: no date, a fixed salt for the ids in the SVG. The pictures carry the caption
+    and the command as metadata. Returns the paths by suffix.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 import matplotlib.style
@@ -35,7 +35,7 @@ class Style(NamedTuple):
     """How a series is drawn: a matplotlib colour, dash pattern and marker."""
 
     colour: str
-    dash: str | tuple[int, tuple[float, ...]]
+    dash: Any  # its name, or (offset, (on, off, …)) in points
     marker: str
 
 
@@ -122,11 +122,11 @@ def last_in_row(index: int, count: int) -> bool:
 
 def legend(plot: Plot, drawn: dict[str, Style], marks: Sequence[Artist] = ()) -> None:
     """One legend above the panels: every series in the fixed order, then `marks` for what failed; none for nothing."""
-    handles: list[Artist] = [
-        Line2D([], [], color=s.colour, linestyle=s.dash, marker=s.marker, label=display_name(name))
-        for name, s in drawn.items()
+    lines = [
+        Line2D([], [], color=look.colour, linestyle=look.dash, marker=look.marker, label=display_name(name))
+        for name, look in drawn.items()
     ]
-    handles += marks
+    handles = [*lines, *marks]
     if not handles:
         return
     inches = [0.52 + 0.06 * len(str(handle.get_label())) for handle in handles]  # of an entry at 8 pt
@@ -136,17 +136,18 @@ def legend(plot: Plot, drawn: dict[str, Style], marks: Sequence[Artist] = ()) ->
 
 def title(axes: Axes, text: str, count: int) -> None:
     """The title of one panel of `grid(count)`, broken into lines that don't reach its neighbours."""
-    axes.set_title("\n".join(line for part in text.split("\n") for line in wrap(part, 108 // columns(count))))
+    width = 108 // columns(count)
+    lines = [line for part in text.split("\n") for line in wrap(part, width, break_on_hyphens=False)]
+    axes.set_title("\n".join(lines))
 
 
-def spaced(axes: Axes, ticks: Sequence[float], names: Sequence[object] | None = None) -> list[str]:
-    """Labels for ticks of the x axis (their numbers, or `names`), empty where one would run into the one before it."""
-    names = [f"{tick:g}" for tick in ticks] if names is None else [str(name) for name in names]
-    inches = axes.get_position().width * axes.get_figure(root=True).get_figwidth()
+def spaced(axes: Axes, ticks: Sequence[int], numbers: Sequence[int]) -> list[str]:
+    """Numbers as labels for ticks of the x axis, empty where one would run into the one before it."""
+    inches = axes.get_window_extent().width / axes.figure.dpi
     scale = axes.xaxis.get_transform().transform
     left, right = scale(np.array(axes.get_xlim()))
     labels, free = [], -np.inf
-    for name, tick in zip(names, scale(np.asarray(ticks, float)), strict=True):
+    for name, tick in zip(map(str, numbers), scale(np.asarray(ticks, float)), strict=True):
         centre, half = (tick - left) / (right - left) * inches, 0.031 * len(name)  # of a label at 7 pt
         labels.append(name if centre - half > free else "")
         free = centre + half + 0.02 if labels[-1] else free

@@ -127,16 +127,18 @@ def _runs(folders: list[Path], problems: list[str]) -> pd.DataFrame:
 def _judged(table: pd.DataFrame) -> pd.DataFrame:
     """`table` with loss_reference, the verdict beside the other runs, and loss_effective."""
     table["loss_reference"] = _reference(table)
-    table["loss_effective"] = float("nan")
-    for i, name in table["verdict"].items():
-        if name not in list(Verdict):
-            continue
-        heldout, unigram, l0, l_ref = (
-            float(table.at[i, column]) for column in ("loss_final", "level_unigram", "loss_initial", "loss_reference")
-        )
-        verdict = stability.sweep_verdict(Verdict(name), heldout=heldout, unigram=unigram, l_ref=l_ref)
-        table.at[i, "verdict"] = str(verdict)
-        table.at[i, "loss_effective"] = stability.effective_loss(verdict, heldout=heldout, unigram=unigram, l0=l0)
+    known = [str(verdict) for verdict in Verdict]
+    columns = ("verdict", "loss_final", "level_unigram", "loss_initial", "loss_reference")
+    verdicts, losses = [], []
+    for own, heldout, unigram, l0, l_ref in zip(*(table[column].tolist() for column in columns), strict=True):
+        verdict, loss = own, float("nan")
+        if own in known:
+            verdict = stability.sweep_verdict(Verdict(own), heldout=heldout, unigram=unigram, l_ref=l_ref)
+            loss = stability.effective_loss(verdict, heldout=heldout, unigram=unigram, l0=l0)
+        verdicts.append(verdict)
+        losses.append(loss)
+    table["verdict"] = pd.Series(verdicts, dtype="str")
+    table["loss_effective"] = pd.Series(losses, dtype="float64")
     return table
 
 

@@ -42,7 +42,9 @@ def train(config: Config, folder: RunFolder, progress: Progress = lambda step, s
     compiled = programs(static)
     spent = compiled.seconds
     windows = batches.heldout(loaded, config.data.windows, config.train.tokens)
+    padded = pad(windows, static)
     known = levels.levels(loaded.source, *(np.asarray(x) for x in windows))
+    compiled.prepare(hyper, loaded.arrays, padded, probed=bool(static.fields) and config.probe.grid != "none")
     state = compiled.init(hyper)
     folder.update_status(
         levels=asdict(known),
@@ -56,7 +58,6 @@ def train(config: Config, folder: RunFolder, progress: Progress = lambda step, s
         device=str(jax.devices()[0].device_kind),
     )
 
-    padded = pad(windows, static)
     initial = evaluate(compiled, state.params, hyper, padded, min(INITIAL_WINDOWS, config.data.windows))
     evaluated, began = time.perf_counter(), compiled.seconds
     losses, norms, bad = [], [], None

@@ -1,6 +1,7 @@
 """Optimisers, with every number traced, and who is decayed."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from normflax.model.transformer import roles
 DECAYED = frozenset({"q", "k", "v", "qkv", "out", "up", "gate", "down", "head"})
 """The roles that weight decay acts on: matrices, embeddings excepted. By role, never by rank: stacked norms have rank 2."""
 
-Hyper = Mapping[str, Scalar]
+Hyper = Mapping[str, Any]
 
 
 def decayed(params: nnx.State) -> nnx.State:
@@ -34,13 +35,13 @@ Kingma and Ba 2015, arXiv:1412.6980, algorithm 1; Loshchilov and Hutter 2019, ar
 """
 
 
-def clip(gradients: nnx.State, norm: Scalar, limit: Scalar) -> nnx.State:
-    """Gradients scaled so that their global norm, now `norm`, is at most `limit`; a limit of inf leaves every bit as it is."""
-    factor = jnp.where(norm > limit, limit / norm, 1.0)
-    return jax.tree.map(lambda g: g * factor, gradients)
+def clip_factor(norm: Scalar, limit: Scalar) -> Scalar:
+    """What gradients of global norm `norm` are multiplied by so that it is at most `limit`; exactly 1 below it, and for inf."""
+    return jnp.where(norm > limit, limit / norm, 1.0)
 
 
 def update(family: str, hyper: Hyper, rate: Scalar, gradients: nnx.State, memory, params: nnx.State):
     """What is added to the parameters, and the optimiser's next state."""
-    direction, memory = FAMILIES[family](hyper).update(gradients, memory, params)
+    with jax.numpy_dtype_promotion("standard"):  # optax raises the traced betas, float32, to its int32 count
+        direction, memory = FAMILIES[family](hyper).update(gradients, memory, params)
     return jax.tree.map(lambda d: -rate * d, direction), memory

@@ -20,7 +20,7 @@ def rate(name: str, update: Count, *, peak: Scalar, warmup: Count, total: Count,
 
     with W warm-up updates counted inside `total`; W = 0 means none and equals W = 1. Past the total the shape stays at its end.
     """
-    t, w = update.astype(jnp.float32), warmup.astype(jnp.float32)
+    t, w = update.astype(jnp.float32), jnp.where(warmup > 1, warmup, 0).astype(jnp.float32)
     rising = jnp.minimum(1.0, (t + 1) / jnp.maximum(w, 1.0))
     done = jnp.clip((t - w) / jnp.maximum(total.astype(jnp.float32) - w, 1.0), 0.0, 1.0)
     return peak * rising * SHAPES[name](done, final)

@@ -67,18 +67,20 @@ def step(static, graph, state: State, hyper, arrays, t: Count, fields: tuple[str
     """Update t: the next state, the step's scalars, and the given fields of the layers.
 
     Scalars: loss, rate (the one this update used), grad_norm of all parameters and grad_norm_matrices of the branch matrices,
-    both before clipping, valid (targets in the batch), skipped (1 where the update was not finite and was not made).
+    both before clipping, valid (targets in the batch), skipped (1 where loss or gradient was not finite and the update was not
+    made).
     """
     batch = batches.draw(static.task, arrays, hyper["data_seed"], t, static.batch, static.tokens)
     loss, grads, (seen, squares) = gradients(graph, state.params, hyper, batch, observe=bool(fields))
-    norm, per_matrix = global_norm(grads), updates.squares(matrices(grads))
     rate = schedules.rate(
         static.schedule, t, peak=hyper["rate"], warmup=hyper["warmup"], total=hyper["total"], final=hyper["final"]
     )
-    change, memory = optim.update(
-        static.optimiser, hyper, rate, optim.clip(grads, norm, hyper["clip"]), state.memory, state.params
-    )
-    finite = jnp.isfinite(loss) & jnp.isfinite(norm) & jnp.isfinite(global_norm(change))
+    norm, per_matrix = global_norm(grads), updates.squares(matrices(grads))
+    finite, factor = jnp.isfinite(loss) & jnp.isfinite(norm), optim.clip_factor(norm, hyper["clip"])
+    # Without the barrier every parameter's kernel would compute the norm of all of them again.
+    finite, factor, rate = jax.lax.optimization_barrier((finite, factor, rate))
+    clipped = jax.tree.map(lambda g: g * factor, grads)
+    change, memory = optim.update(static.optimiser, hyper, rate, clipped, state.memory, state.params)
     moved = State(jax.tree.map(jnp.add, state.params, change), memory)
     valid = jnp.sum(batch.mask.astype(jnp.float32))
     scalars = {

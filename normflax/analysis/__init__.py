@@ -1,0 +1,1 @@
+"""From tables of runs to numbers that answer a question. Reads records, never trains."""

@@ -1,0 +1,136 @@
+"""The `normflax` command. Nothing heavy is imported before a command is known."""
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+USAGE = """normflax: where should the norm go in a deep Transformer?
+
+  normflax train placement=deepnorm model.depth=24     one run, or with -m a sweep; `normflax train --help` lists the settings
+  normflax reproduce depth_stability                   train an experiment, draw its figures, judge its claims
+  normflax compare results/runs                        rank the placements of any folder of runs, and draw them over depth
+  normflax bench                                       measure speed, probe overhead, compile time and memory here
+"""
+
+
+def main() -> int:
+    """Run the command line; its exit code."""
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    command, rest = words[0], words[1:]
+    if command == "train":
+        from normflax.app import main as train
+
+        return train(rest)
+    if command in COMMANDS:
+        return COMMANDS[command](rest)
+    from normflax.nearest import unknown
+
+    print(f"normflax: {unknown('command', command, ['train', *COMMANDS])}", file=sys.stderr)
+    return 2
+
+
+def reproduce(words: list[str]) -> int:
+    """`normflax reproduce NAME [--preset P] [key=value …]`: train an experiment's grids, then draw and judge each."""
+    parser = argparse.ArgumentParser(prog="normflax reproduce", description=reproduce.__doc__)
+    parser.add_argument("name")
+    parser.add_argument("--preset", default="quick")
+    arguments, overrides = parser.parse_known_args(words)
+    experiment = find(arguments.name)
+    if experiment is None or arguments.preset not in experiment.PRESETS:
+        return 2 if experiment is None else refuse("preset", arguments.preset, experiment.PRESETS)
+    from normflax.app import main as train
+
+    results = dict(word.split("=", 1) for word in overrides if "=" in word).get("results", "results")
+    worst = 0
+    for grid in experiment.PRESETS[arguments.preset]:
+        code = train([f"experiment={grid}", *overrides])
+        if code not in (0, 1):
+            return code
+        drawn = draw(arguments.name, Path(results) / grid.replace("/", "_"), f"normflax reproduce {' '.join(words)}")
+        worst = max(worst, code, drawn)
+    return worst
+
+
+def draw(name: str, folder: Path, command: str | None = None) -> int:
+    """Draw the figures of experiment `name` from the runs below `folder`, judge its claims, and say where everything is."""
+    from normflax.analysis.claims import judge
+    from normflax.figures.export import save
+    from normflax.records.table import load_table
+    from normflax.report.text import show_claims, show_comparison
+
+    experiment = find(name)
+    if experiment is None:
+        return 2
+    runs, layers = load_table(folder), load_table(folder, rows="layers")
+    if runs.empty:
+        print(f"normflax: no runs below {folder}", file=sys.stderr)
+        return 2
+    where = folder / "figures"
+    for title, figure in experiment.figures(runs, layers).items():
+        save(figure, figure.data, where, title, figure.caption, command or f"python -m experiments.{name} {folder}")
+    claims = judge(experiment.CLAIMS, runs, layers)
+    claims.to_csv(where / "claims.csv", index=False)
+    show_comparison(runs)
+    show_claims(claims)
+    print(f"\nfigures (SVG, PDF, PNG, data, caption): {where}")
+    return 0
+
+
+def compare(words: list[str]) -> int:
+    """`normflax compare FOLDER`: rank the placements of the runs below FOLDER and draw their loss against depth."""
+    parser = argparse.ArgumentParser(prog="normflax compare", description=compare.__doc__)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args(words).folder
+    from normflax.figures.depth import loss_against_depth
+    from normflax.figures.export import save
+    from normflax.records.table import load_table
+    from normflax.report.text import show_comparison
+
+    if not folder.is_dir():
+        print(f"normflax: no folder '{folder}' to compare", file=sys.stderr)
+        return 2
+    runs = load_table(folder)
+    if runs.empty:
+        print(f"normflax: no runs below {folder}", file=sys.stderr)
+        return 2
+    figure = loss_against_depth(runs)
+    paths = save(figure, figure.data, folder / "figures", "comparison", figure.caption, f"normflax compare {folder}")
+    show_comparison(runs)
+    print(f"\nfigure: {paths['png']}")
+    return 0
+
+
+def bench(words: list[str]) -> int:
+    """`normflax bench`: see normflax/bench.py."""
+    from normflax.bench import main as run
+
+    return run(words)
+
+
+COMMANDS = {"reproduce": reproduce, "compare": compare, "bench": bench}
+
+
+def find(name: str) -> ModuleType | None:
+    """The experiment called `name`, in a checkout or in the installed package; None, with a sentence, where there is none."""
+    from normflax.app import folder_of
+
+    folder = folder_of("experiments")
+    package = "normflax.experiments" if folder.parent.name == "normflax" and (folder.parent / "app.py").exists() else "experiments"
+    known = sorted(path.stem for path in folder.glob("*.py") if path.stem not in ("__init__", "train"))
+    if name not in known:
+        refuse("experiment", name, known)
+        return None
+    return importlib.import_module(f"{package}.{name}")
+
+
+def refuse(what: str, word: str, allowed) -> int:
+    """Say that a word is unknown; exit code 2."""
+    from normflax.nearest import unknown
+
+    print(f"normflax: {unknown(what, word, allowed)}", file=sys.stderr)
+    return 2

@@ -1,0 +1,50 @@
+"""Tables in the terminal."""
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from normflax.analysis.compare import by_placement
+
+COLOURS = {"reproduced": "green", "not reproduced": "red", "not tested here": "yellow"}
+
+
+def show_comparison(runs: pd.DataFrame) -> None:
+    """Placements by depth, best first, with the range over seeds and what failed."""
+    rows = by_placement(runs)
+    table = Table(title="held-out loss at the end (nats per token; unigram level where a run did no better)", title_justify="left")
+    for name in ("blocks", "placement", "rate", "warm-up", "loss", "range over runs", "failed", "verdicts"):
+        table.add_column(name, justify="left" if name in ("placement", "verdicts") else "right", overflow="fold")
+    for row in rows.itertuples():
+        table.add_row(
+            str(row.depth),
+            str(row.placement),
+            f"{row.rate:g}",
+            str(row.warmup),
+            f"{row.loss:.3f}",
+            f"{row.low:.3f} to {row.high:.3f}",
+            f"{row.failed}/{row.runs}",
+            str(row.verdicts),
+        )
+    console().print(table)
+    left = int(runs["verdict"].isna().sum())
+    if left:
+        print(f"{left} runs have no verdict: they failed, were interrupted or still train")
+
+
+def show_claims(claims: pd.DataFrame) -> None:
+    """Every claim with its measured value and verdict."""
+    table = Table(title="claims", title_justify="left")
+    for name in ("claim", "statistic", "criterion", "measured", "runs", "verdict"):
+        table.add_column(name, justify="right" if name in ("criterion", "measured", "runs") else "left", overflow="fold")
+    for row in claims.itertuples():
+        measured = "" if pd.isna(row.value) else f"{row.value:.3g} ({row.low:.3g} to {row.high:.3g})"
+        verdict = f"[{COLOURS[row.verdict]}]{row.verdict}[/]"
+        table.add_row(row.claim, row.statistic, row.criterion, measured, str(row.seeds), verdict)
+    console().print(table)
+
+
+def console() -> Console:
+    """As wide as the terminal, and wide enough to read where there is none."""
+    probe = Console()
+    return probe if probe.is_terminal else Console(width=150)
