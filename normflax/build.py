@@ -172,6 +172,10 @@ class Programs:
             self._compiled |= dict(zip(missing, compiled, strict=True))
         self.seconds += time.perf_counter() - start
 
+    def memory(self, name: str) -> int:
+        """Bytes that a compiled program needs beside its arguments and results."""
+        return self._compiled[name].memory_analysis().temp_size_in_bytes
+
     def _start(self, hyper: dict) -> State:
         params = nnx.split(transformer(self.static, hyper))[1]
         return State(params, optim.FAMILIES[self.static.optimiser](hyper).init(params))

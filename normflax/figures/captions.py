@@ -64,12 +64,24 @@ def say(runs: pd.DataFrame, key: str) -> str:
     return SETTINGS.get(key, f"{key} {{}}").format(" or ".join(text(value) for value in values(runs[key])))
 
 
+def placed(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs whose placement and depth are known; one whose config can't be read has no place in a figure.
+
+    Raises ValueError where there are none.
+    """
+    some = only(runs, runs.reindex(columns=["placement", "model.depth"]).notna().all(axis=1))
+    if some.empty:
+        raise ValueError("there are no runs to draw: the table holds none with a placement and a depth")
+    return some
+
+
 def differing(runs: pd.DataFrame) -> list[str]:
     """The config keys in which these runs differ, beside placement, depth and seed; the runs of one curve have none.
 
     Left out are what a placement may bring along (its base initialiser) and what changes speed only (remat, fused q,
     k, v).
     """
+    runs = placed(runs)
     keys = [*SETTINGS, *(str(key) for key in runs if key not in SETTINGS)]
     keys = [key for key in keys if key in runs and key not in _APART and key.split(".")[0] in _GROUPS]
     return [key for key in keys if len(values(runs[key])) > 1]
@@ -96,10 +108,14 @@ def count_failures(runs: pd.DataFrame) -> str:
     return f"Failed runs: {'; '.join(failed)}." + (f" Not counted as failed: {'; '.join(apart)}." if apart else "")
 
 
-def no_finite_data(names: Iterable[str]) -> str:
-    """A sentence that names the runs of which there is nothing to draw; empty where there are none."""
-    names = sorted(set(names))
-    return f"No finite data: {', '.join(names)}." if names else ""
+def about(drawn: pd.DataFrame, runs: pd.DataFrame, silent: Iterable[str]) -> list[str]:
+    """The last sentences of a caption: which of the runs `drawn` failed or are `silent`, which of all `runs` have no
+    place, and every setting."""
+    lost = sorted(set(runs["run"]) - set(placed(runs)["run"]))
+    sentences = [f"Not drawn, without a readable config: {', '.join(lost)}."] if lost else []
+    names = sorted(set(silent))
+    sentences += [f"No finite data: {', '.join(names)}."] if names else []
+    return [count_failures(drawn), *sentences, caption_settings(drawn)]
 
 
 def base_init(runs: pd.DataFrame) -> str:

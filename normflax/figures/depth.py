@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from normflax.figures.captions import caption_settings, count_failures, differing, listing, no_finite_data, say
+from normflax.figures.captions import about, differing, listing, placed, say
 from normflax.figures.edges import band, mark, note, reserve
 from normflax.figures.frames import column, floats, numbers, only
 from normflax.figures.style import (
@@ -37,13 +37,11 @@ def loss_against_depth(runs: pd.DataFrame) -> Plot:
     placement, depth and seed (in the rate, say, or the warm-up) get a panel per setting. The result carries its `data`
     and `caption`. Raises ValueError for a table without runs.
     """
-    if runs.empty:
-        raise ValueError("there are no runs to draw: the table is empty")
-    split = differing(runs)
-    settings = [part for _, part in runs.groupby(split, dropna=False)] if split else [runs]
+    drawn, split = placed(runs), differing(runs)
+    settings = [part for _, part in drawn.groupby(split, dropna=False)] if split else [drawn]
     shown = [*COLUMNS, *(f"level_{level}" for level in LEVELS), *split]
-    table = pd.DataFrame(runs[shown]).assign(drawn=_drawn(runs))
-    looks = styles(runs["placement"])
+    table = pd.DataFrame(drawn[shown]).assign(drawn=_drawn(drawn))
+    looks = styles(table["placement"])
     lost = order(only(table, table["drawn"].isin(LOST))["placement"])
     with context():
         plot, panels = grid(len(settings), heights=(3.0, 2.3, 2.1))
@@ -60,7 +58,9 @@ def loss_against_depth(runs: pd.DataFrame) -> Plot:
             if first_in_row(index, len(panels)):
                 axes.set_ylabel("held-out loss (nats per token)")
         legend(plot, looks, _marks(set(table["drawn"])))
-    plot.data, plot.caption = table, _caption(runs, table, split)
+    plot.data = table
+    silent = only(table, ~np.isfinite(floats(table, "loss_final")))
+    plot.caption = " ".join([*_caption(table, split), *about(drawn, runs, silent["run"])])
     return plot
 
 
@@ -154,20 +154,15 @@ def _marks(drawn: set[str]) -> list[Line2D]:
     ]
 
 
-def _caption(runs: pd.DataFrame, table: pd.DataFrame, split: list[str]) -> str:
-    """What is drawn, how many runs failed, which have no data, and every setting."""
+def _caption(table: pd.DataFrame, split: list[str]) -> list[str]:
+    """Sentences that say what is drawn."""
     known = [f"{level} {value:.3f}" for level, value in _level(table).items()]
-    silent = only(table, ~np.isfinite(floats(table, "loss_final")))
-    sentences = [
+    return [
         "Held-out loss at the end of training against depth in blocks.",
         "A marker is a run, moved sideways a little by placement; a line joins the means over seeds of the effective"
         " loss: the final loss capped at the unigram level (at the initial loss where there is none), which stands for"
         " a run that is not finite.",
         "Hollow: stuck. In the band at the top: x diverged, + no result.",
-        f"Levels of the held-out text: {listing(known)} (means over runs)." if known else "",
-        f"A panel for each {listing(split)}." if split else "",
-        count_failures(runs),
-        no_finite_data(silent["run"]),
-        caption_settings(runs),
+        *([f"Levels of the held-out text: {listing(known)} (means over runs)."] if known else []),
+        *([f"A panel for each {listing(split)}."] if split else []),
     ]
-    return " ".join(filter(None, sentences))

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from normflax.figures.captions import caption_settings, count_failures, no_finite_data
+from normflax.figures.captions import about, placed
 from normflax.figures.edges import band, mark, reserve
 from normflax.figures.frames import column, floats, numbers, only
 from normflax.figures.rows import BAD, off_scale, over_seeds, select, without_data
@@ -61,13 +61,14 @@ def by_block(layers: pd.DataFrame, runs: pd.DataFrame, field: str, step: int) ->
     Raises ValueError for a field or a step without rows, for runs of one depth that differ in more than placement and
     seed, and for a field with several rows a block (select first: `layers[layers["site"] == "down"]`).
     """
-    rows = select(layers, runs, field)
+    drawn = placed(runs)
+    rows = select(layers, drawn, field)
     if step not in set(rows["step"]):
         logged = ", ".join(map(str, numbers(rows, "step")))
         raise ValueError(f"step {step} of '{field}' was not logged: the steps are {logged}")
     rows = only(rows, rows["step"] == step)
     table = over_seeds(rows, ["placement", "model.depth", "block"])
-    looks, depths, first = styles(runs["placement"]), numbers(runs, "model.depth"), numbers(rows, "block")[0]
+    looks, depths, first = styles(drawn["placement"]), numbers(drawn, "model.depth"), numbers(rows, "block")[0]
     with context():
         plot, panels = grid(len(depths), heights=(2.8, 2.3, 2.1))
         for index, (axes, depth) in enumerate(zip(panels, depths, strict=True)):
@@ -76,7 +77,7 @@ def by_block(layers: pd.DataFrame, runs: pd.DataFrame, field: str, step: int) ->
             _lines(axes, part, looks)
             axes.set_xlim(first - 0.04 * depth, depth + 0.04 * depth)
             axes.set_xticks(_ticks(first, depth))
-            silent = _silent(part, only(runs, runs["model.depth"] == depth))
+            silent = _silent(part, only(drawn, drawn["model.depth"] == depth))
             title(
                 axes,
                 f"{depth} block{'s' * (depth > 1)}" + (f"\nno finite data: {silent}" if silent else ""),
@@ -87,14 +88,14 @@ def by_block(layers: pd.DataFrame, runs: pd.DataFrame, field: str, step: int) ->
         off = any(table[key].any() for key in BAD)
         cross = Line2D([], [], color="0.3", marker="x", linestyle="none", label="off the scale")
         legend(plot, looks, [cross] if off else [])
-    plot.data = table
-    plot.caption = _caption(
+    sentences = [
         f"{_capital(LABELS.get(field, field))} against block at step {step} (after {step} updates), a panel per depth.",
         "A line is the geometric mean over seeds, its band their range, over the finite positive values"
         + ("; an x in a grey band marks a block with a value that is not." if off else "."),
-        off_scale(table),
-        *_about(rows, runs),
-    )
+        *off_scale(table),
+        *about(drawn, runs, without_data(rows, drawn)),
+    ]
+    plot.data, plot.caption = table, " ".join(sentences)
     return plot
 
 
@@ -105,14 +106,14 @@ def heat_maps(layers: pd.DataFrame, runs: pd.DataFrame, field: str, depth: int) 
     that lacks some is hatched in white. Columns are the logged steps in order, evenly spaced, labelled with the step.
     The result carries its `data` and `caption`. Raises ValueError as `by_block`, and for a depth without runs.
     """
-    if depth not in set(runs["model.depth"]):
-        depths = ", ".join(map(str, numbers(runs, "model.depth")))
-        raise ValueError(f"no run has {depth} blocks: the depths are {depths}")
-    runs = only(runs, runs["model.depth"] == depth)
-    rows = select(layers, runs, field)
-    names, steps = order(runs["placement"]), numbers(rows, "step")
+    depths = numbers(placed(runs), "model.depth")
+    if depth not in depths:
+        raise ValueError(f"no run has {depth} blocks: the depths are {', '.join(map(str, depths))}")
+    drawn = only(runs, runs["model.depth"] == depth)
+    rows = select(layers, drawn, field)
+    names, steps = order(drawn["placement"]), numbers(rows, "step")
     first = numbers(rows, "block")[0]
-    table = _cells(rows, runs, names, range(first, depth + 1), steps)
+    table = _cells(rows, drawn, names, range(first, depth + 1), steps)
     shown = floats(only(table, table["seeds"] > 0), "mean")
     low, high = (shown.min(), shown.max()) if shown.size else (1.0, 10.0)
     colours = LogNorm(low, high) if low < high else LogNorm(low / 2, low * 2)
@@ -132,14 +133,14 @@ def heat_maps(layers: pd.DataFrame, runs: pd.DataFrame, field: str, depth: int) 
         legend(plot, {}, [ground for ground, gap in zip(grounds, GAPS, strict=True) if gap in set(table["gap"])])
         if mesh and shown.size:
             plot.colorbar(mesh, ax=panels, label=LABELS.get(field, field), aspect=30)
-    plot.data = table
-    plot.caption = _caption(
+    sentences = [
         f"{_capital(LABELS.get(field, field))} by block and step at {depth} blocks, a map per placement.",
         "A cell is the geometric mean over seeds; columns are the logged steps in order, not to scale.",
-        *(_gaps(table, gap, words) for gap, words in GAPS.items()),
-        off_scale(table),
-        *_about(rows, runs),
-    )
+        *(_gaps(table, gap, words) for gap, words in GAPS.items() if gap in set(table["gap"])),
+        *off_scale(table),
+        *about(drawn, runs, without_data(rows, drawn)),
+    ]
+    plot.data, plot.caption = table, " ".join(sentences)
     return plot
 
 
@@ -212,12 +213,12 @@ def _map(axes: Axes, part: pd.DataFrame, steps: list[int], colours: LogNorm) -> 
 
 
 def _gaps(table: pd.DataFrame, gap: str, words: str) -> str:
-    """A sentence that counts the cells with one kind of gap, for each placement; empty where there are none."""
+    """A sentence that counts the cells with one kind of gap, for each placement that has any."""
     found = []
     for name in order(only(table, table["gap"] == gap)["placement"]):
         cells = column(only(table, table["placement"] == name), "gap")
         found.append(f"{display_name(name)} {(cells == gap).sum()} of {len(cells)} cells")
-    return f"{words}: {'; '.join(found)}." if found else ""
+    return f"{words}: {'; '.join(found)}."
 
 
 def _silent(part: pd.DataFrame, expected: pd.DataFrame) -> str:
@@ -239,12 +240,3 @@ def _blocks(first: int) -> str:
 
 def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
-
-
-def _about(rows: pd.DataFrame, runs: pd.DataFrame) -> tuple[str, str, str]:
-    """The sentences about the runs: how many failed, which have nothing to draw, their settings."""
-    return count_failures(runs), no_finite_data(without_data(rows, runs)), caption_settings(runs)
-
-
-def _caption(*sentences: str) -> str:
-    return " ".join(filter(None, sentences))

@@ -25,8 +25,9 @@ def select(layers: pd.DataFrame, runs: pd.DataFrame, field: str) -> pd.DataFrame
     Raises ValueError for a field without rows, for runs of one depth that differ in more than placement and seed, and
     for a field with several rows a block.
     """
-    if runs.empty:
-        raise ValueError("there are no runs to draw: the table is empty")
+    if runs["run"].duplicated().any():
+        twice = ", ".join(sorted(set(column(only(runs, runs["run"].duplicated()), "run"))))
+        raise ValueError(f"the runs table holds {twice} more than once: read one folder of runs")
     if layers.empty:
         raise ValueError("there is nothing to draw: the layers table is empty, no probe was recorded")
     if field not in set(layers["field"]):
@@ -69,14 +70,14 @@ def over_seeds(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     return table.assign(mean=np.exp(table["mean"]))
 
 
-def off_scale(table: pd.DataFrame) -> str:
-    """A sentence that counts the values which no log axis shows, for each placement; empty where there are none."""
+def off_scale(table: pd.DataFrame) -> list[str]:
+    """A sentence that counts the values which no log axis shows, for each placement, where there are any."""
     parts = []
     for name in order(table["placement"]):
         sums = {word: int(floats(only(table, table["placement"] == name), key).sum()) for key, word in BAD.items()}
         found = [f"{n} {word}" for word, n in sums.items() if n]
         parts += [f"{display_name(name)} {', '.join(found)}"] if found else []
-    return f"Values off the log scale: {'; '.join(parts)}." if parts else ""
+    return [f"Values off the log scale: {'; '.join(parts)}."] if parts else []
 
 
 def without_data(rows: pd.DataFrame, runs: pd.DataFrame) -> set[str]:

@@ -1,0 +1,137 @@
+"""Timers: alternating, so that a slow phase of the machine falls on every side."""
+
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from normflax import config as settings
+from normflax.build import hyper_part, programs, static_part
+from normflax.data import batches
+from normflax.probes.fields import FIELDS
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is stepped: depth/width with a batch of sequences."""
+
+    depth: int
+    width: int
+    batch: int = 16
+    tokens: int = 128
+
+    def __str__(self) -> str:
+        return f"{self.depth}/{self.width}"
+
+
+SHAPES = (Shape(24, 64), Shape(12, 128), Shape(96, 64), Shape(1000, 32, 8, 64))
+
+
+def alternate(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of every call in every round; in each round all are made, in turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            jax.block_until_ready(call())
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def ratio(seconds: Mapping[str, list[float]], one: str, other: str) -> float:
+    """Median over the rounds of the ratio of two calls of the same round."""
+    return statistics.median(a / b for a, b in zip(seconds[one], seconds[other], strict=True))
+
+
+def run_config(shape: Shape, placement: str = "pre", **changes) -> settings.Config:
+    """Settings of a run of this shape on synthetic tokens of 256 kinds."""
+    config = settings.change(
+        settings.Config(placement=placement),
+        model__depth=shape.depth,
+        model__width=shape.width,
+        data__name="copy",
+        data__vocab=256,
+        data__windows=shape.batch,
+        train__batch=shape.batch,
+        train__tokens=shape.tokens,
+        train__steps=10**6,
+        optim__name="adamw",
+    )
+    return settings.change(config, **changes)
+
+
+class Stepper:
+    """A run that makes one more update whenever it is called, plain or probed."""
+
+    def __init__(self, config: settings.Config, probed: bool = False):
+        loaded = batches.load(config.data)
+        self.arrays, self.hyper, self.probed = loaded.arrays, hyper_part(config), probed
+        self.programs = programs(static_part(config, loaded.task))
+        self.state, self.t = self.programs.init(self.hyper), 0
+        self()
+
+    def __call__(self):
+        t = jnp.int32(self.t)
+        if self.probed:
+            self.state, *rest = self.programs.probe(self.state, self.hyper, self.arrays, t)
+        else:
+            self.state, *rest = self.programs.advance(self.state, self.hyper, self.arrays, t, t + 1)
+        self.t += 1
+        return rest
+
+
+def steps(shape: Shape, rounds: int) -> dict[str, list[float]]:
+    """normflax's plain step and the yardstick's, alternating."""
+    from normflax.bench import yardstick
+
+    step, state, text = yardstick.program(shape.depth, shape.width, 4, 256, shape.batch, shape.tokens)
+    mutable = {"state": state, "t": 0}
+
+    def plain():
+        mutable["state"], out = step(mutable["state"], text, jnp.int32(mutable["t"]))
+        mutable["t"] += 1
+        return out
+
+    plain()
+    return alternate({"normflax": Stepper(run_config(shape)), "yardstick": plain}, rounds)
+
+
+CHEAP = ["second_moment", "variance", "grad_rms", "grad_frobenius", "grad_matrix", "grad_block"]
+"""Fields that read one number from what the step computes anyway."""
+
+
+def probes(shape: Shape, rounds: int) -> dict[str, list[float]]:
+    """The plain step, the step that records the cheap fields every time, and the one that records all."""
+    return alternate(
+        {
+            "none": Stepper(run_config(shape)),
+            "cheap": Stepper(run_config(shape, probe__every_step=CHEAP)),
+            "all": Stepper(run_config(shape, probe__every_step=list(FIELDS))),
+        },
+        rounds,
+    )
+
+
+def compile_cost(depth: int) -> dict[str, float]:
+    """Seconds to compile init and the plain step at this depth (width 32, 8 x 64 tokens), the step's memory and the peak of this
+    process, in MB; to be called in a fresh process."""
+    config = run_config(Shape(depth, 32, 8, 64))
+    loaded = batches.load(config.data)
+    static, hyper = static_part(config, loaded.task), hyper_part(config)
+    compiled = programs(static)
+    state = compiled.init(hyper)
+    before = compiled.seconds
+    zero = jnp.int32(0)
+    jax.block_until_ready(compiled.advance(state, hyper, loaded.arrays, zero, zero + 1))
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes or kilobytes
+    return {
+        "init": before,
+        "step": compiled.seconds - before,
+        "temp": compiled.memory("advance") / 1e6,
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6,
+    }

@@ -1,0 +1,105 @@
+"""Reference pages written from the tables they document."""
+
+from normflax.model.placements import KINDS, PLACEMENTS, Coefficient, Depths, norm_count, value
+from normflax.probes.fields import FIELDS
+from normflax.report.equations import diagram, equation
+
+SHOWN_DEPTHS = (6, 24, 100, 1000)
+
+
+def placements() -> str:
+    """docs/placements.md"""
+    lines = [
+        "# Placements",
+        "",
+        "Written by `make docs` from `normflax/model/placements.py`. One sublayer with branch F (attention or FFN) and norm N:",
+        "",
+        "    u = pre(x)    y = out(F(u))    x' = post(a·skip + b·y)",
+        "",
+        "| placement | name | equation | norms before the head | norms in 3 blocks | base init | source |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, entry in PLACEMENTS.items():
+        ends = "embedding, final" if entry.embed and entry.final else "final" if entry.final else "none of its own"
+        lines.append(
+            f"| `{name}` | {entry.label} | `{equation(entry)}` | {ends} | {norm_count(entry, Depths(decoder=3))} | "
+            f"{entry.base or 'any (default `xavier_normal`)'} | {entry.source} |"
+        )
+    for name, entry in PLACEMENTS.items():
+        lines += ["", f"## {entry.label} (`placement={name}`)", "", "```", diagram(entry), "```"]
+        constants = depth_constants(name)
+        if constants:
+            lines += ["", *constants]
+    lines += [
+        "",
+        "## Your own",
+        "",
+        "A placement is data in a file of yours, named by its import path; every probe, sweep and figure works with it:",
+        "",
+        "```python",
+        "# my_lab.py",
+        "from normflax.model.placements import N, Placement",
+        "",
+        "half_post = Placement(post=N, branch=0.5, label='Half Post-LN')",
+        "```",
+        "",
+        "`python -m experiments.train placement=my_lab:half_post model.depth=24`",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def depth_constants(name: str) -> list[str]:
+    """A table of the entry's numbers that depend on depth, empty where none do; as they are in the first block."""
+    entry = PLACEMENTS[name]
+    gains: dict[Coefficient, list[str]] = {}
+    for role, gain in (entry.gain or {}).items():
+        gains.setdefault(gain, []).append(role)
+    moving = {"skip scale a": entry.skip, "branch scale b": entry.branch}
+    moving |= {f"initial gain of {', '.join(roles)}": gain for gain, roles in gains.items()}
+    moving = {what: coefficient for what, coefficient in moving.items() if callable(coefficient)}
+    if not moving:
+        return []
+    lines = [f"| decoder of | {' | '.join(f'{depth} blocks' for depth in SHOWN_DEPTHS)} |", "|---" * (len(SHOWN_DEPTHS) + 1) + "|"]
+    for what, coefficient in moving.items():
+        first = [value(coefficient, KINDS[0], 1, Depths(decoder=depth)) for depth in SHOWN_DEPTHS]
+        lines.append(f"| {what} | {' | '.join(f'{number:.6f}' for number in first)} |")
+    return lines
+
+
+AXES = {
+    "state": "the S + 1 states of the stream (0 is the embedding's output)",
+    "sublayer": "the S sublayers",
+    "norm": "every norm layer",
+    "matrix": "every block and role (q, k, v, out, up, gate, down)",
+    "block": "the L blocks",
+}
+
+
+def probes() -> str:
+    """docs/probes.md"""
+    lines = [
+        "# Probes",
+        "",
+        "Written by `make docs` from `normflax/probes/fields.py`. A decoder of L blocks has S = 2·L sublayers.",
+        "",
+        "The clock is the same for every field: step t reads the parameters after t updates, on the batch of update t, before that",
+        "update. Gradients are those of the mean loss over valid targets, before clipping. Probes change no number of a run.",
+        "",
+        "| field | metric | symbol | one value for | unit | definition |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, field in FIELDS.items():
+        symbol = field.symbol.replace("|", "\\|")
+        lines.append(f"| `{name}` | {field.metric} | {symbol} | {AXES[field.axis]} | {field.unit} | {field.definition} |")
+    lines += [
+        "",
+        "Beside them `scalars.jsonl` has a line for every step: `loss`, `rate` (the one this update used), `grad_norm` (all",
+        "parameters, before clipping), `grad_norm_matrices` (the branch matrices alone, M09), `valid` (targets in the batch) and",
+        "`skipped` (1 where the update was not finite and was not made).",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+PAGES = {"docs/placements.md": placements, "docs/probes.md": probes}
