@@ -13,10 +13,7 @@ import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from normflax import config as settings
 from normflax.nearest import unknown
@@ -34,7 +31,7 @@ CONFIGS = folder_of("configs")
 
 
 @hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="config")
-def app(composed: DictConfig) -> float:
+def app(composed: Any) -> float:
     """One run; its effective held-out loss is the value that Hydra's sweepers see."""
     from normflax.sweep.job import execute
 
@@ -65,10 +62,6 @@ def main(arguments: list[str] | None = None) -> int:
             # `-m` on top of an experiment that is a sweep already is no mistake.
             warnings.filterwarnings("ignore", message=".*overriding with `hydra.mode=MULTIRUN`.*")
             app()
-    except settings.ConfigError as error:
-        return _say(error)
-    except (HydraException, OmegaConfBaseException) as error:
-        return _say(sentence(error))
     except KeyboardInterrupt:
         print("interrupted: finished runs are kept", file=sys.stderr)
         return 130
@@ -77,6 +70,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
+    except Exception as error:
+        mistake = settings.mistake(error)
+        if mistake is None:
+            return 1  # the run that failed has said so, and its error.txt holds the traceback
+        return _say(mistake)
     finally:
         sys.argv = before
     return 0
@@ -120,14 +118,3 @@ def choices(override: Override) -> list[str]:
     if override.is_sweep_override():
         return [str(value).strip("'\"") for value in override.sweep_string_iterator()]
     return [str(override.value())]
-
-
-def sentence(error: BaseException) -> str:
-    """What Hydra or OmegaConf has to say, in one sentence that names the key."""
-    cause: Any = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
-    text = " ".join(line.strip() for line in str(cause).splitlines() if line.strip())
-    text = text.split(" full_key:")[0].split(" See https")[0]
-    key = getattr(cause, "full_key", None)
-    if key and key not in settings.KEYS and key not in settings.GROUPS and not str(key).startswith("hydra"):
-        return settings.unknown_key(str(key))
-    return f"{key}: {text}" if key and str(key) not in text else text

@@ -3,6 +3,7 @@
 Past `resolve` there is no untyped config: the rest of normflax sees these frozen dataclasses.
 """
 
+import copy
 import dataclasses
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
@@ -267,10 +268,13 @@ def _thaw(node: Any) -> None:
 
 
 def resolve(composed: Any) -> Config:
-    """The checked, frozen settings of what Hydra composed. Raises ConfigError."""
-    from omegaconf import OmegaConf
+    """The checked, frozen settings of what Hydra composed, less Hydra's own. Raises ConfigError."""
+    from omegaconf import OmegaConf, open_dict
     from omegaconf.errors import OmegaConfBaseException
 
+    composed = copy.deepcopy(composed)
+    with open_dict(composed):
+        composed.pop("hydra", None)
     try:
         config = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
@@ -278,6 +282,24 @@ def resolve(composed: Any) -> Config:
     if not isinstance(config, Config):
         raise ConfigError(f"expected the settings of a run, got {type(config).__name__}")
     return check(config)
+
+
+def mistake(error: Exception) -> str | None:
+    """What Hydra or OmegaConf has against a setting, in one sentence that names its key; None for any other exception."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    if isinstance(error, ConfigError):
+        return str(error)
+    if not isinstance(error, (HydraException, OmegaConfBaseException)):
+        return None
+    cause: Any = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    text = " ".join(line.strip() for line in str(cause).splitlines() if line.strip())
+    text = text.split(" full_key:")[0].split(" See https")[0]
+    key = getattr(cause, "full_key", None)
+    if key and key not in KEYS and key not in GROUPS and not str(key).startswith("hydra"):
+        return unknown_key(str(key))
+    return f"{key}: {text}" if key and str(key) not in text else text
 
 
 def to_yaml(config: Config) -> str:

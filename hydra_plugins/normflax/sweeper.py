@@ -40,7 +40,7 @@ class GridSweeper(BasicSweeper):
         given = [*self._parse_config(), *arguments]
         check_words(given)
         jobs = self.split_arguments(OverridesParser.create(config_loader=loader).parse_overrides(given), None)[0]
-        configs = [resolve(_task(loader.load_sweep_config(self.config, list(job)))) for job in jobs]
+        configs = [resolve(loader.load_sweep_config(self.config, list(job))) for job in jobs]
         where = Path(configs[0].results) / configs[0].name
         _write_grid(where, given)
         print(f"{len(jobs)} runs → {where}", flush=True)
@@ -56,15 +56,6 @@ class GridSweeper(BasicSweeper):
         if failed:
             raise JobsFailed(_report(failed, len(jobs), len(jobs) - len(returns)))
         return [returns]
-
-
-def _task(composed: Any) -> Any:
-    """The composed config without Hydra's own part."""
-    from omegaconf import open_dict
-
-    with open_dict(composed):
-        del composed["hydra"]
-    return composed
 
 
 def _write_grid(folder: Path, given: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from normflax.figures.captions import about, placed
 from normflax.figures.edges import band, mark, reserve
 from normflax.figures.frames import column, floats, numbers, only
-from normflax.figures.rows import BAD, off_scale, over_seeds, select, without_data
+from normflax.figures.rows import BAD, chosen, off_scale, over_seeds, select, without_data
 from normflax.figures.style import (
     Plot,
     Style,
@@ -63,6 +63,7 @@ def by_block(layers: pd.DataFrame, runs: pd.DataFrame, field: str, step: int) ->
     """
     drawn = placed(runs)
     rows = select(layers, drawn, field)
+    label = LABELS.get(field, field) + chosen(rows)
     if step not in set(rows["step"]):
         logged = ", ".join(map(str, numbers(rows, "step")))
         raise ValueError(f"step {step} of '{field}' was not logged: the steps are {logged}")
@@ -78,18 +79,15 @@ def by_block(layers: pd.DataFrame, runs: pd.DataFrame, field: str, step: int) ->
             axes.set_xlim(first - 0.04 * depth, depth + 0.04 * depth)
             axes.set_xticks(_ticks(first, depth))
             silent = _silent(part, only(drawn, drawn["model.depth"] == depth))
-            title(
-                axes,
-                f"{depth} block{'s' * (depth > 1)}" + (f"\nno finite data: {silent}" if silent else ""),
-                len(depths),
-            )
+            notice = f"\nno finite data: {silent}" if silent else ""
+            title(axes, f"{_depth(depth)}, step {step}{notice}", len(depths))
             axes.set_xlabel(_blocks(first))
-        plot.supylabel(LABELS.get(field, field))
+        plot.supylabel(label)
         off = any(table[key].any() for key in BAD)
         cross = Line2D([], [], color="0.3", marker="x", linestyle="none", label="off the scale")
         legend(plot, looks, [cross] if off else [])
     sentences = [
-        f"{_capital(LABELS.get(field, field))} against block at step {step} (after {step} updates), a panel per depth.",
+        f"{label[0].upper()}{label[1:]} against block at step {step} (after {step} updates), a panel per depth.",
         "A line is the geometric mean over seeds, its band their range, over the finite positive values"
         + ("; an x in a grey band marks a block with a value that is not." if off else "."),
         *off_scale(table),
@@ -111,6 +109,7 @@ def heat_maps(layers: pd.DataFrame, runs: pd.DataFrame, field: str, depth: int) 
         raise ValueError(f"no run has {depth} blocks: the depths are {', '.join(map(str, depths))}")
     drawn = only(runs, runs["model.depth"] == depth)
     rows = select(layers, drawn, field)
+    label = LABELS.get(field, field) + chosen(rows)
     names, steps = order(drawn["placement"]), numbers(rows, "step")
     first = numbers(rows, "block")[0]
     table = _cells(rows, drawn, names, range(first, depth + 1), steps)
@@ -123,7 +122,8 @@ def heat_maps(layers: pd.DataFrame, runs: pd.DataFrame, field: str, depth: int) 
         for axes, name in zip(panels, names, strict=True):
             part = only(table, table["placement"] == name)
             mesh = _map(axes, part, steps, colours)
-            title(axes, display_name(name) + (": no finite data" if _silent(part, part) else ""), len(names))
+            notice = ": no finite data" if _silent(part, part) else ""
+            title(axes, f"{display_name(name)}, {_depth(depth)}{notice}", len(names))
             axes.set_xlabel("step (not to scale)")
         plot.supylabel(_blocks(first))
         grounds = (
@@ -132,9 +132,9 @@ def heat_maps(layers: pd.DataFrame, runs: pd.DataFrame, field: str, depth: int) 
         )
         legend(plot, {}, [ground for ground, gap in zip(grounds, GAPS, strict=True) if gap in set(table["gap"])])
         if mesh and shown.size:
-            plot.colorbar(mesh, ax=panels, label=LABELS.get(field, field), aspect=30)
+            plot.colorbar(mesh, ax=panels, label=label, aspect=30)
     sentences = [
-        f"{_capital(LABELS.get(field, field))} by block and step at {depth} blocks, a map per placement.",
+        f"{label[0].upper()}{label[1:]} by block and step at {_depth(depth)}, a map per placement.",
         "A cell is the geometric mean over seeds; columns are the logged steps in order, not to scale.",
         *(_gaps(table, gap, words) for gap, words in GAPS.items() if gap in set(table["gap"])),
         *off_scale(table),
@@ -238,5 +238,5 @@ def _blocks(first: int) -> str:
     return "block" if first else "block (0 = embedding)"
 
 
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
+def _depth(depth: int) -> str:
+    return f"{depth} block{'s' * (depth > 1)}"

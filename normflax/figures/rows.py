@@ -52,6 +52,16 @@ def select(layers: pd.DataFrame, runs: pd.DataFrame, field: str) -> pd.DataFrame
     return rows.merge(runs[["run", "placement", "model.depth"]], on="run", validate="many_to_one")
 
 
+def chosen(rows: pd.DataFrame) -> str:
+    """` (ffn, down)`: the branch and the site of the rows of one field, where they are one part of what it covers."""
+    field = FIELDS.get(rows["field"].iloc[0])
+    if field is None or field.axis in ("state", "block"):
+        return ""
+    parts = [set(column(rows, key).dropna()) for key in ("branch", "site")]
+    named = [word for part in parts if len(part) == 1 for word in part]
+    return f" ({', '.join(named)})" if named else ""
+
+
 def good(rows: pd.DataFrame) -> np.ndarray:
     """Which values a log axis can show: the finite positive ones."""
     value = floats(rows, "value")

@@ -60,8 +60,8 @@ class RunFolder:
             path.mkdir(parents=True)
         except FileExistsError:
             raise RunExistsError(f"run folder '{path}' exists: a run never writes over another") from None
-        strict_json.write(path / "status.json", {"state": "running", "started": _now()})
         (path / "layers").mkdir()
+        strict_json.write(path / "status.json", {"state": "running", "started": _now()})
         return cls(path)
 
     @classmethod

@@ -15,6 +15,7 @@ from normflax.axes import Count, Logits, Mask, Scalar, Tokens
 from normflax.data import batches
 from normflax.model.transformer import matrices
 from normflax.probes import backward, updates
+from normflax.probes.fields import chosen
 from normflax.probes.observer import Observer
 from normflax.train import optim, schedules
 
@@ -136,7 +137,7 @@ def advance(static, graph, state: State, hyper, arrays, first: Count, last: Coun
 
 def probe(static, graph, state: State, hyper, arrays, t: Count):
     """Update t with every recorded field of the layers: the state, the scalars, the fields."""
-    return step(static, graph, state, hyper, arrays, t, static.fields)
+    return step(static, graph, state, hyper, arrays, t, chosen((*static.fields, *static.every_step)))
 
 
 def evaluate(static, graph, params: nnx.State, hyper, windows: batches.Batch, count: Count) -> Float[Array, "W"]:

@@ -1,0 +1,399 @@
+"""The table of placements: constants, one block worked by hand, equalities between entries, and what is refused."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from models import EVERY, settings, spec
+from tiny import tiny
+
+from normflax.build import hyper_part, transformer
+from normflax.model import norms
+from normflax.model.block import Sublayer
+from normflax.model.init import BASES
+from normflax.model.placements import (
+    FFN_ROLES,
+    KINDS,
+    PLACEMENTS,
+    Depths,
+    N,
+    Norm,
+    Placement,
+    branch_roles,
+    deepnorm_alpha,
+    deepnorm_beta,
+    find,
+    norm_count,
+    path_scales,
+    role_gains,
+)
+
+every_entry = pytest.mark.parametrize("entry", PLACEMENTS.values(), ids=PLACEMENTS)
+
+# ── Constants ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("blocks", "alpha", "beta"),
+    [
+        (6, 1.861210, 0.379918),
+        (12, 2.213364, 0.319472),
+        (24, 2.632148, 0.268642),
+        (100, 3.760603, 0.188030),
+        (1000, 6.687403, 0.105737),
+    ],
+)
+def test_deepnorm_of_one_stack(blocks: int, alpha: float, beta: float):
+    assert alpha * beta == pytest.approx(4**-0.25, abs=2e-6)
+    for depths in (Depths(decoder=blocks), Depths(encoder=blocks, stack="encoder")):
+        for kind in KINDS:
+            assert deepnorm_alpha(kind, 1, depths) == deepnorm_alpha(kind, blocks, depths)
+            assert deepnorm_alpha(kind, 1, depths) == pytest.approx(alpha, abs=1e-6)
+            assert deepnorm_beta(kind, 1, depths) == pytest.approx(beta, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "encoder", "decoder"),
+    [
+        (6, 6, (1.417938, 0.496989), (2.059767, 0.343295)),
+        (12, 12, (1.760878, 0.400198), (2.449490, 0.288675)),
+        (100, 100, (3.415742, 0.206310), (4.161791, 0.169904)),
+        (1000, 1000, (7.014311, 0.100466), (7.400828, 0.095544)),
+        (12, 3, (0.81 * (12**4 * 3) ** (1 / 16), 0.87 * (12**4 * 3) ** (-1 / 16)), (9**0.25, 36**-0.25)),
+    ],
+)
+def test_deepnorm_of_an_encoder_and_a_decoder(n: int, m: int, encoder: tuple, decoder: tuple):
+    for stack, (alpha, beta) in {"encoder": encoder, "decoder": decoder}.items():
+        depths = Depths(encoder=n, decoder=m, stack=stack)  # type: ignore[arg-type]
+        assert deepnorm_alpha("ffn", 1, depths) == pytest.approx(alpha, abs=1e-6)
+        assert deepnorm_beta("ffn", 1, depths) == pytest.approx(beta, abs=1e-6)
+
+
+def test_a_decoder_with_an_encoder_has_three_sublayers_a_block():
+    assert Depths(decoder=5).sublayers == 10
+    assert Depths(encoder=4, decoder=5).sublayers == 15
+    assert Depths(encoder=4, decoder=5, stack="encoder").sublayers == 8
+
+
+# ── The table ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+WIRING: dict[str, dict[str, Any]] = {
+    "post": {"post": True},
+    "pre": {"pre": True, "final": True},
+    "sandwich": {"pre": True, "out": True, "final": True},
+    "deepnorm": {"post": True, "a": 6**0.25},
+}
+
+
+@pytest.mark.parametrize("name", WIRING)
+def test_the_four_placements_are_the_published_ones(name: str):
+    """The wiring that every parity test takes from the entry, written down once more by hand, at three blocks."""
+    config, static, hyper = settings(name, model__depth=3)
+    found = vars(spec(config, static, hyper))
+    declared = {"pre": False, "out": False, "post": False, "final": False, "embed": False, "skip_from": "x"}
+    for key, value in (declared | {"a": 1.0, "b": 1.0} | WIRING[name]).items():
+        assert np.allclose(found[key], value) if key in "ab" else found[key] == value, key
+    gain = 24**-0.25 if name == "deepnorm" else 1.0
+    for role in ("q", "k", "v", "out", "up", "down"):
+        np.testing.assert_allclose(hyper["gains"][role], [1.0 if role in "qk" else gain] * 3, rtol=1e-6)
+
+
+@every_entry
+def test_an_entry_is_complete(entry: Placement):
+    """Every later entry too: a label, a source with its year, gains for every FFN form, a known base initialiser."""
+    assert entry.label and any(str(year) in entry.source for year in range(2017, 2030))
+    assert entry.base is None or entry.base in BASES
+    for ffn in FFN_ROLES:
+        gains = role_gains(entry, Depths(decoder=4), branch_roles(ffn))
+        assert set(gains) == {"q", "k", "v", "out", *FFN_ROLES[ffn]}
+        assert all(len(values) == 4 and all(math.isfinite(v) and v >= 0 for v in values) for values in gains.values())
+    for scales in path_scales(entry, Depths(decoder=4)):
+        assert np.shape(scales) == (4, 2) and np.isfinite(scales).all()
+
+
+def test_labels_are_told_apart():
+    assert len({entry.label for entry in PLACEMENTS.values()}) == len(PLACEMENTS)
+
+
+def built_norms(name: str, depth: int) -> int:
+    """Norm layers of the model itself: a stacked one counts once a block."""
+    static, hyper = settings(name, model__depth=depth)[1:]
+    built = nnx.eval_shape(lambda: transformer(static, hyper))
+    found = [module for _, module in nnx.iter_graph(built) if isinstance(module, norms.LayerNorm | norms.RMSNorm)]
+    return sum(1 if norm.affine.scale.ndim == 1 else norm.affine.scale.shape[0] for norm in found)
+
+
+@pytest.mark.parametrize(("name", "count"), [("post", 6), ("deepnorm", 6), ("pre", 7), ("sandwich", 13)])
+def test_norms_of_a_model_of_three_blocks(name: str, count: int):
+    """A-05: a final norm where the last write has no norm, and no second one where it has."""
+    assert built_norms(name, 3) == count
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_norms_are_counted_from_the_entry_as_in_the_model(name: str):
+    assert built_norms(name, 3) == norm_count(find(name), Depths(decoder=3))
+
+
+def test_coefficients_know_their_branch_block_and_depth():
+    entry = Placement(
+        post=N,
+        skip=lambda kind, block, depths: 100 * depths.blocks + 10 * block + KINDS.index(kind),
+        branch=lambda kind, block, depths: -block,
+        gain=dict.fromkeys(("q", "k", "v", "out"), lambda kind, block, depths: block + (kind == "ffn") * 10.0)
+        | dict.fromkeys(("up", "down"), lambda kind, block, depths: block + (kind == "ffn") * 10.0),
+    )
+    skip, branch = path_scales(entry, Depths(decoder=2))
+    assert skip == [[210, 211], [220, 221]] and branch == [[-1, -1], [-2, -2]]
+    gains = role_gains(entry, Depths(decoder=2), branch_roles("gelu"))
+    assert gains["q"] == gains["out"] == [1.0, 2.0] and gains["up"] == gains["down"] == [11.0, 12.0]
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_alpha_and_beta_replace_what_is_declared(name: str):
+    """`coef.alpha` is every skip scale, `coef.beta` every branch scale, and without them the declaration stays."""
+    skip, branch = path_scales(find(name), Depths(decoder=2))
+    plain, alpha = hyper_part(tiny(placement=name)), hyper_part(tiny(placement=name, coef__alpha=3.0))
+    beta = hyper_part(tiny(placement=name, coef__beta=0.25))
+    np.testing.assert_allclose(plain["skip"], skip, rtol=1e-6)
+    np.testing.assert_allclose(plain["branch"], branch, rtol=1e-6)
+    assert (alpha["skip"] == 3).all() and (alpha["branch"] == plain["branch"]).all()
+    assert (beta["branch"] == 0.25).all() and (beta["skip"] == plain["skip"]).all()
+
+
+# ── Refused ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_unknown_placement_is_named_with_its_nearest():
+    with pytest.raises(ValueError, match=r"'pree' is unknown: .*post, pre, .*; did you mean 'pre'\?") as error:
+        find("pree")
+    assert "package.module:name" in str(error.value)
+    with pytest.raises(ValueError, match="'zzz' is unknown") as error:
+        find("zzz")
+    assert "did you mean" not in str(error.value)
+
+
+def test_an_import_path_is_a_placement(tmp_path, monkeypatch):
+    lines = ["from normflax.model.placements import N, Placement", "mine = Placement(post=N, skip=2.0)", "other = 3"]
+    (tmp_path / "my_lab.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find("my_lab:mine") == Placement(post=N, skip=2.0)
+    with pytest.raises(ValueError, match="'my_lab:other' is int, not a normflax Placement"):
+        find("my_lab:other")
+    with pytest.raises(ValueError, match=r"'my_lab:mime' can't be imported: .*mime"):
+        find("my_lab:mime")
+    with pytest.raises(ValueError, match=r"'my_lib:mine' can't be imported: .*my_lib"):
+        find("my_lib:mine")
+
+
+@pytest.mark.parametrize("role", ["q", "k", "v", "out", "up", "gate", "down"])
+def test_gains_with_a_role_left_out_are_refused(role: str):
+    """A-07, and the guard that makes a new role an explicit choice: `gate` matters only where there is one."""
+    whole = PLACEMENTS["deepnorm"]
+    assert whole.gain is not None
+    entry = replace(whole, gain={name: gain for name, gain in whole.gain.items() if name != role})
+    with pytest.raises(ValueError, match=f"none for role '{role}'"):
+        role_gains(entry, Depths(decoder=2), branch_roles("swiglu"))
+    if role == "gate":
+        assert role not in role_gains(entry, Depths(decoder=2), branch_roles("gelu"))
+
+
+@pytest.mark.parametrize("sites", [{"pre": N}, {"out": N}, {"pre": N, "out": N}])
+def test_a_stream_that_reaches_the_head_unnormalised_is_refused(sites: dict[str, Norm]):
+    with pytest.raises(ValueError, match="'final' norm before the head"):
+        Placement(**sites)
+    Placement(**sites, final=N)
+    Placement(**sites, post=N)
+
+
+def test_an_entry_without_norms_needs_no_final_norm():
+    assert Placement().sites == ()
+
+
+# ── One sublayer, one block ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+class StandIn(nnx.Module):
+    """A branch that is a function."""
+
+    def __init__(self, f):
+        self.f = f
+
+    def __call__(self, x):
+        return self.f(x)
+
+
+def sublayer(f, entry: Placement, kind: str = "layer", **options: Any) -> Sublayer:
+    def make(site: Norm | None):
+        return norms.Identity() if site is None else norms.make(site.kind or kind, 4, **{"eps": 0.0} | options)
+
+    return Sublayer(StandIn(f), entry, make)
+
+
+def shift(v):
+    return jnp.roll(v, 1, axis=-1)
+
+
+def sparse(v):
+    return v * jnp.array([1.0, 0.0, -1.0, 2.0]).reshape(1, 1, 4)
+
+
+def block(entry: Placement, x=(1, 2, 3, 4), *, depth=6, kind: str = "layer", branches=(shift, sparse), **options):
+    """The stream after attention and FFN stand-ins, in block 1 of `depth`."""
+    skip, branch = path_scales(entry, Depths(decoder=depth))
+    x = entry_x = jnp.array(x, jnp.float32).reshape(1, 1, 4)
+    for i, f in enumerate(branches):
+        x, _ = sublayer(f, entry, kind, **options)(x, entry_x, jnp.float32(skip[0][i]), jnp.float32(branch[0][i]))
+    return np.asarray(x[0, 0])
+
+
+OUT_ONLY = Placement(out=N, final=N)
+
+
+@pytest.mark.parametrize(
+    ("entry", "depth", "expected"),
+    [
+        pytest.param("post", 6, [-1 / 3, -1, -1 / 3, 5 / 3], id="post"),
+        pytest.param("pre", 6, [2.223698, 0.658359, 2.513472, 7.347704], id="pre"),
+        pytest.param("sandwich", 6, [1.713392, 0.122300, 1.985998, 6.178310], id="sandwich"),
+        pytest.param("deepnorm", 6, [-0.712797, -0.832922, -0.122556, 1.668275], id="deepnorm-6"),
+        pytest.param("deepnorm", 12, [-0.799227, -0.790406, -0.063387, 1.653020], id="deepnorm-12"),
+        pytest.param("deepnorm", 100, [-1.007646, -0.678036, 0.099822, 1.585860], id="deepnorm-100"),
+        pytest.param("deepnorm", 1000, [-1.151188, -0.589334, 0.232788, 1.507734], id="deepnorm-1000"),
+        pytest.param(OUT_ONLY, 6, [2.381831, 0.147617, 1.441434, 6.029118], id="reordered"),
+        pytest.param(Placement(pre=N, post=N, skip=12.0), 6, [-1.245632, -0.519060, 0.324714, 1.439978], id="keel-6"),
+        pytest.param(
+            Placement(pre=N, final=N, skip_from="u", skip=2.0),
+            6,
+            [-1.963961, -2.182179, 0.218218, 6.110101],
+            id="minimax",
+        ),
+        pytest.param(
+            Placement(pre=N, final=N, skip_from="block"), 6, [0.882057, 2, 2.960686, 6.900491], id="two-hop"
+        ),
+        pytest.param(
+            Placement(pre=N, final=N, branch=lambda kind, l, depths: 1.4 * depths.blocks**-0.5),
+            12,
+            [1.193564, 1.457782, 2.703043, 5.404391],
+            id="minicpm-12",
+        ),
+    ],
+)
+def test_one_block_gives_the_worked_numbers(entry: str | Placement, depth: int, expected: list[float]):
+    entry = find(entry) if isinstance(entry, str) else entry
+    np.testing.assert_allclose(block(entry, depth=depth), expected, atol=2e-5)
+
+
+def test_pre_rmsnorm_gives_the_worked_numbers():
+    expected = [3.146164, 2.365148, 2.690962, 7.934829]
+    np.testing.assert_allclose(block(PLACEMENTS["pre"], kind="rms"), expected, atol=2e-5)
+
+
+def test_an_out_norm_without_gain_makes_the_block_the_identity():
+    np.testing.assert_array_equal(block(OUT_ONLY, gain=0.0), [1, 2, 3, 4])
+
+
+def added(entry: Placement, x: list[float], y: list[float], a: float, b: float) -> np.ndarray:
+    """x' of one sublayer whose branch gives y."""
+    x_, y_ = (jnp.array(v, jnp.float32).reshape(1, 1, 4) for v in (x, y))
+    return np.asarray(sublayer(lambda _: y_, entry)(x_, x_, jnp.float32(a), jnp.float32(b))[0][0, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "x", "y", "a", "b", "expected"),
+    [
+        ("post", [2, 4, 6, 8], [1, -1, 1, -1], 1.0, 1.0, [-1, -1, 1, 1]),
+        ("deepnorm", [2, 4, 6, 8], [1, -1, 1, -1], 2.0, 0.5, [-1.287453, -0.585206, 0.585206, 1.287453]),
+        ("deepnorm", [1, -1, 1, -1], [1, 1, -1, -1], 2.0, 1.0, [1.341641, -0.447214, 0.447214, -1.341641]),
+    ],
+)
+def test_one_sublayer_gives_the_worked_numbers(name: str, x: list, y: list, a: float, b: float, expected: list):
+    """A-04: the skip is scaled by alpha and the branch by beta, not the other way round."""
+    np.testing.assert_allclose(added(PLACEMENTS[name], x, y, a, b), expected, atol=2e-6)
+
+
+def test_wires_are_what_each_norm_reads_and_what_is_added():
+    entry = Placement(pre=N, out=N, post=N, skip_from="u")
+    layer = sublayer(shift, entry)
+    x = jnp.array([[[1.0, 5.0, 2.0, 7.0]]])
+    state, wires = layer(x, x, jnp.float32(3), jnp.float32(0.5))
+    u = layer.pre(x)
+    y = shift(u)
+    expected = {"pre": x, "out": y, "skip": 3 * u, "written": 0.5 * layer.out(y), "post": 3 * u + 0.5 * layer.out(y)}
+    assert set(wires) == set(expected)
+    for wire, value in expected.items():
+        np.testing.assert_allclose(wires[wire], value, rtol=1e-6, err_msg=wire)
+    np.testing.assert_allclose(state, layer.post(wires["post"]), rtol=1e-6)
+
+
+def test_a_site_may_fix_its_kind_of_norm():
+    layer = sublayer(shift, Placement(pre=Norm("rms"), out=N, final=N), kind="layer")
+    assert isinstance(layer.pre, norms.RMSNorm) and isinstance(layer.out, norms.LayerNorm)
+    assert isinstance(layer.post, norms.Identity)
+
+
+# ── Equalities between entries ──────────────────────────────────────────────────────────────────────────────────────
+
+MATRIX = jnp.asarray(np.random.default_rng(0).normal(size=(4, 4)), jnp.float32)
+
+
+def linear(v):
+    return v @ MATRIX
+
+
+def cubic(v):
+    return jnp.tanh(v @ MATRIX.T)
+
+
+SOME = (linear, cubic)
+
+
+def test_deepnorm_without_its_constants_is_post():
+    entry = replace(PLACEMENTS["deepnorm"], skip=1.0)
+    np.testing.assert_array_equal(block(entry, branches=SOME), block(PLACEMENTS["post"], branches=SOME))
+
+
+def test_keel_without_its_inner_norm_is_deepnorm_at_its_alpha():
+    keel, deepnorm = Placement(post=N, skip=12.0), replace(PLACEMENTS["deepnorm"], skip=12.0)
+    np.testing.assert_array_equal(block(keel, branches=SOME), block(deepnorm, branches=SOME))
+
+
+def test_a_skip_from_the_normalised_tensor_is_post_shifted_by_one_norm():
+    """minimax: norm of the input, post, and its last norm is the final one."""
+    first, last = norms.make("layer", 4, eps=0.0), norms.make("layer", 4, eps=0.0)
+    shifted = block(Placement(pre=N, final=N, skip_from="u", skip=1.7), branches=SOME)
+    start = first(jnp.array([[[1.0, 2.0, 3.0, 4.0]]]))[0, 0].tolist()
+    np.testing.assert_allclose(
+        last(jnp.asarray(shifted)), block(Placement(post=N, skip=1.7), start, branches=SOME), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_sandwich_with_a_linear_branch_and_rmsnorm_needs_no_pre_norm():
+    """RMS(F(RMS(x))) = RMS(F(x)) for a homogeneous F, and not with LayerNorm and a branch that moves the mean."""
+    branches, sandwich = (linear, shift), PLACEMENTS["sandwich"]
+    np.testing.assert_allclose(
+        block(sandwich, kind="rms", branches=branches), block(OUT_ONLY, kind="rms", branches=branches), rtol=1e-5
+    )
+    assert np.abs(block(sandwich, branches=branches) - block(OUT_ONLY, branches=branches)).max() > 0.01
+
+
+@pytest.mark.parametrize("c", [0.1, 7.0])
+def test_only_the_ratio_of_skip_and_branch_counts_below_a_post_norm(c: float):
+    whole = block(Placement(post=N, skip=1.7, branch=0.6), branches=SOME)
+    np.testing.assert_allclose(block(Placement(post=N, skip=1.7 * c, branch=0.6 * c), branches=SOME), whole, rtol=1e-5)
+    np.testing.assert_allclose(block(Placement(post=N, branch=0.6 / 1.7), branches=SOME), whole, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_block_with_no_branch_keeps_the_stream_up_to_its_norms(name: str):
+    """F = 0: Pre-LN and Sandwich-LN are the identity; what has a post norm gives a normalised stream."""
+    entry = find(name)
+    x = block(entry, branches=(jnp.zeros_like, jnp.zeros_like), eps=1e-12)
+    if entry.post or entry.skip_from == "u":
+        scale = np.std(x) if entry.post else np.std(x) / path_scales(entry, Depths(decoder=6))[0][0][0]
+        np.testing.assert_allclose(scale, 1.0, rtol=1e-5)
+    else:
+        np.testing.assert_array_equal(x, np.array([1, 2, 3, 4]) * path_scales(entry, Depths(decoder=6))[0][0][0])
