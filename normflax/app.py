@@ -5,14 +5,17 @@ No jax at import: help, and everything that is wrong with a config, is answered 
 
 import os
 import sys
+import traceback
 import warnings
 from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.types import RunMode
 
 from normflax import config as settings
@@ -55,9 +58,10 @@ def main(arguments: list[str] | None = None) -> int:
         sys.path.insert(0, str(Path.cwd()))  # a user's own placement lies where they work
     settings.register()
     before = sys.argv
-    sys.argv = [sys.argv[0], *arguments]
     try:
-        check_words([word for word in arguments if not word.startswith("-")])
+        flags, words = split(arguments)
+        check_words(words)
+        sys.argv = [sys.argv[0], *flags, *words]
         with warnings.catch_warnings():
             # `-m` on top of an experiment that is a sweep already is no mistake.
             warnings.filterwarnings("ignore", message=".*overriding with `hydra.mode=MULTIRUN`.*")
@@ -72,9 +76,11 @@ def main(arguments: list[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else 1
     except Exception as error:
         mistake = settings.mistake(error)
-        if mistake is None:
-            return 1  # the run that failed has said so, and its error.txt holds the traceback
-        return _say(mistake)
+        if mistake is not None:
+            return _say(mistake)
+        if not hasattr(error, "__notes__"):  # else the run that failed has said so, and its error.txt holds the traceback
+            traceback.print_exc()
+        return 1
     finally:
         sys.argv = before
     return 0
@@ -89,6 +95,14 @@ def _say(message: object) -> int:
     return 2
 
 
+def split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Hydra's flags with their values, and the overrides, in whatever order they came. Raises ConfigError for another flag."""
+    known, others = get_args_parser().parse_known_intermixed_args(arguments)
+    if others:
+        raise settings.ConfigError(f"'{others[0]}' is no flag: settings are key=value, and --help lists them")
+    return [word for word in arguments if word not in known.overrides], known.overrides
+
+
 def check_words(words: list[str]) -> None:
     """Refuse an override of a setting that does not exist, also with `+`, and a choice that a group does not have.
 
@@ -97,7 +111,7 @@ def check_words(words: list[str]) -> None:
     for word in words:
         if "=" not in word and not word.startswith("~"):
             raise settings.ConfigError(f"'{word}' is no override: write key=value")
-    for override in OverridesParser.create().parse_overrides(words):
+    for override in map(parsed, words):
         key = override.key_or_group
         if key == "hydra" or key.startswith(("hydra.", "hydra/")):
             continue
@@ -109,8 +123,19 @@ def check_words(words: list[str]) -> None:
             for choice in choices(override):
                 if choice not in allowed and choice not in ("null", "None"):
                     raise settings.ConfigError(unknown(key, choice, allowed))
+        elif key in settings.GROUPS:
+            members = ", ".join(member for member in settings.KEYS if member.startswith(f"{key}."))
+            raise settings.ConfigError(f"'{key}' is a group of settings; set one of {members}")
         elif key not in settings.KEYS:
             raise settings.ConfigError(settings.unknown_key(key))
+
+
+def parsed(word: str) -> Override:
+    """One override. Raises ConfigError where its syntax is broken."""
+    try:
+        return OverridesParser.create().parse_override(word)
+    except HydraException as error:
+        raise settings.ConfigError(f"'{word}' can't be read: {str(error).splitlines()[0]}") from None
 
 
 def choices(override: Override) -> list[str]:

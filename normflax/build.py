@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
@@ -89,8 +90,8 @@ def hyper_part(config: settings.Config) -> dict:
     return {
         "seed": jnp.uint32(config.seed),
         "data_seed": jnp.uint32(config.seed if config.data.seed is None else config.data.seed),
-        "skip": jnp.asarray(skip, f) if c.alpha is None else jnp.full((depths.blocks, 2), c.alpha, f),
-        "branch": jnp.asarray(branch, f) if c.beta is None else jnp.full((depths.blocks, 2), c.beta, f),
+        "skip": jnp.asarray(skip if c.alpha is None else np.full_like(skip, c.alpha), f),
+        "branch": jnp.asarray(branch if c.beta is None else np.full_like(branch, c.beta), f),
         "gains": {role: jnp.asarray(values, f) for role, values in gains.items()},
         "std": {"weight": f(m.init_std), "embed": f(m.embed_std), "position": f(m.position_std)},
         "rate": f(o.rate),

@@ -6,9 +6,10 @@ Past `resolve` there is no untyped config: the rest of normflax sees these froze
 import copy
 import dataclasses
 from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
-from normflax.model.placements import Depths, branch_roles, find, role_gains
+from normflax.model.placements import Depths, branch_roles, find, path_scales, role_gains
 from normflax.nearest import nearest, unknown
 
 
@@ -169,6 +170,8 @@ AT_LEAST = {
     "data.table_seed": 0,
     "optim.rate": 0,
     "optim.decay": 0,
+    "optim.eps": 0,
+    "optim.momentum": 0,
     "optim.clip": 0,
     "norm.eps": 0,
 }
@@ -197,15 +200,14 @@ def check(config: Config) -> Config:
         if values[key] not in allowed:
             raise ConfigError(unknown(key, values[key], [str(a) for a in allowed if a is not None]))
     for key, least in AT_LEAST.items():
-        if values[key] is not None and not values[key] >= least:
-            raise ConfigError(f"{key}={values[key]} is too small: it is at least {least}")
+        if values[key] is not None and not least <= values[key] < float("inf"):
+            raise ConfigError(f"{key}={values[key]} is {'too large' if values[key] == float('inf') else 'too small'}: it is at least {least}")
     if max(config.seed, config.data.seed or 0) >= 2**32:
         raise ConfigError("seed and data.seed are below 2**32")
     m, s = config.model, config.schedule
-    try:
-        role_gains(find(config.placement), Depths(decoder=m.depth), branch_roles(m.ffn))
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    _check_placement(config)
+    if m.hidden < 1:
+        raise ConfigError(f"model.ffn_ratio={m.ffn_ratio} leaves no FFN at model.width={m.width}")
     if m.width % m.heads:
         raise ConfigError(f"model.heads={m.heads} does not divide model.width={m.width}")
     if m.positions == "rope" and (m.width // m.heads) % 2:
@@ -224,8 +226,30 @@ def check(config: Config) -> Config:
         raise ConfigError(f"data.heldout={config.data.heldout} is a share of the text: between 0 and 1")
     if config.data.name == "copy" and config.data.lag >= config.train.tokens:
         raise ConfigError(f"data.lag={config.data.lag} leaves no target in train.tokens={config.train.tokens}")
+    if config.data.name == "markov" and not config.data.concentration > 0:
+        raise ConfigError(f"data.concentration={config.data.concentration} is a Dirichlet parameter: above 0")
+    for key in ("beta1", "beta2"):
+        if not 0 <= getattr(config.optim, key) < 1:
+            raise ConfigError(f"optim.{key}={getattr(config.optim, key)} is the weight of the past in a mean: from 0 to below 1")
+    parts = Path(config.name).parts
+    if not parts or ".." in parts or Path(config.name).is_absolute() or max(len(part.encode()) for part in parts) > 255:
+        raise ConfigError(f"name='{config.name}' is no folder below `results`: it has 1 to 255 bytes a part, and no '..'")
     _check_probes(config.probe)
     return config
+
+
+def _check_placement(config: Config) -> None:
+    """The placement exists, and its coefficients have values at this depth."""
+    depths = Depths(decoder=config.model.depth)
+    try:
+        entry = find(config.placement)
+        path_scales(entry, depths)
+        role_gains(entry, depths, branch_roles(config.model.ffn))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    except Exception as error:  # a user's own function may raise anything
+        text = f"placement '{config.placement}' fails at {depths.blocks} blocks: {type(error).__name__}: {error}"
+        raise ConfigError(text) from None
 
 
 def _check_probes(probe: Probe) -> None:

@@ -1,6 +1,7 @@
 """The command line: what is refused in one sentence before anything happens, and what a sweep does with its jobs."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -70,7 +71,7 @@ MISTAKES = {
     "a fraction for an integer": ("model.depth=1.5", "model.depth", "'1.5'", "Integer"),
     "a word for a float": ("optim.rate=fast", "optim.rate", "'fast'", "Float"),
     "the word None": ("optim.clip=None", "optim.clip", "'None'"),
-    "a word for a switch": ("norm.scale=maybe", "norm.scale", "'maybe'", "Bool"),
+    "a word for a switch": ("norm.scale=maybe", "norm.scale", "'maybe'", "bool"),
     "a list for a number": ("seed=[1,2]", "seed", "[1, 2]"),
     "null for a number": ("seed=null", "seed"),
     "nothing for a number": ("model.depth=", "model.depth"),
@@ -140,7 +141,8 @@ def test_what_a_program_says_to_a_mistake_needs_no_jax(here):
     assert done.stderr.startswith("normflax: placement 'pree' is unknown") and done.stderr.count("\n") == 1
     script = (
         "import sys; from normflax.app import main\n"
-        "codes = [main(words) for words in (['--help'], ['model.dept=1'], ['-m', 'placement=pre,pree'], ['seed=1,2'])]\n"
+        "mistakes = (['model.dept=1'], ['-m', 'placement=pre,pree'], ['seed=1,2'])\n"
+        "codes = [main(words) for words in (['--help'], *mistakes)]\n"
         "assert codes == [0, 2, 2, 2], codes\n"
         "assert not {'jax', 'flax', 'optax', 'pandas', 'matplotlib'} & set(sys.modules)"
     )
@@ -203,11 +205,11 @@ def test_values_keep_their_types_on_the_way_to_the_record(here, played, call):
     assert saved["optim"]["clip"] is None and saved["probe"]["fields"] == ["peak", "variance"]
 
 
-def test_a_run_that_fails_is_exit_code_1_and_one_line(here, played, call):
+def test_a_run_that_fails_is_exit_code_1_and_a_line_that_says_where(here, played, call):
     played.failure = lambda config: RuntimeError("the disk is full")
     code, _, error = call(*WORDS)
     (path,) = runs(here)
-    assert code == 1 and "the disk is full" in error and error.count("\n") == 1
+    assert code == 1 and "the disk is full" in error and "Traceback" not in error
     assert str(path.relative_to(here) / "error.txt") in error
     assert (
         "Traceback" in (path / "error.txt").read_text() and strict_json.read(path / "status.json")["state"] == "failed"
@@ -267,7 +269,7 @@ def test_a_sweep_is_the_product_of_its_values(here, played, call):
     """A-25: two and two values are four jobs, in one folder, each with its own run."""
     code, out, error = call("-m", *WORDS, "seed=1,2", "model.depth=1,2", "name=grid")
     assert code == 0 and not error and out.startswith("4 runs → results/grid")
-    assert [(config.seed, config.model.depth) for config in played] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert sorted((config.seed, config.model.depth) for config in played) == [(1, 1), (1, 2), (2, 1), (2, 2)]
     assert len(runs(here)) == 4 and {path.parent for path in runs(here)} == {here / "results" / "grid"}
     assert len(normflax.load_table("results/grid")) == 4
 
@@ -347,6 +349,13 @@ def test_a_run_that_another_process_is_training_is_refused(here, played, call):
     code, _, error = call(*WORDS)
     assert code == 2 and str(os.getpid()) in error and len(played) == 1
     assert strict_json.read(path / "status.json")["state"] == "running"
+
+
+def test_the_logging_of_the_process_is_left_as_it_was(here, played, call):
+    """jax's warnings, and whatever a notebook that calls the app has set up."""
+    logger, handlers = logging.getLogger("jax"), list(logging.getLogger().handlers)
+    assert call(*WORDS)[0] == call("-m", *WORDS, "seed=0,1")[0] == 0
+    assert not logger.disabled and logging.getLogger().handlers == handlers
 
 
 # ── A user's own placement ──────────────────────────────────────────────────────────────────────────────────────────

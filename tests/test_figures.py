@@ -145,6 +145,11 @@ def test_a_setting_has_a_panel_of_its_own():
     assert "A panel for each optim.rate and schedule.warmup_steps." in plot.caption
     other = loss_against_depth(pd.concat([runs_of(), runs_of(**{"coef.alpha": 2.0})], ignore_index=True))
     assert [axes.get_title() for axes in other.axes] == ["coef.alpha 2", "coef.alpha off"]
+    texts = [runs_of(**{"data.sha256": sha256}) for sha256 in ("0123456789", "fedcba9876")]
+    plot = loss_against_depth(pd.concat(texts, ignore_index=True))
+    assert [axes.get_title() for axes in plot.axes] == ["data.sha256 01234567", "data.sha256 fedcba98"]
+    killed = pd.concat([texts[0], pd.DataFrame([a_run(seed=3, **{"data.sha256": None})])], ignore_index=True)
+    assert len(loss_against_depth(killed).axes) == 1
 
 
 def test_an_empty_table_is_an_error():

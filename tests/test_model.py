@@ -1,7 +1,7 @@
 """The whole model: the NumPy reference, the stack as a loop, rematerialisation, causality, and the start of a run."""
 
 import itertools
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -22,21 +22,18 @@ every_placement = pytest.mark.parametrize("placement", EVERY)
 LOOPED = [*itertools.product(EVERY, ["plain"]), ("post", "modern"), ("sandwich", "modern")]
 
 
-def observed(graph):
-    """Logits and statistics, compiled; `hyper` is traced."""
-
-    def run(params, hyper, tokens):
-        built = nnx.merge(graph, params)
-        slots = jnp.zeros(hyper["skip"].size + 1)
-        return built(tokens, hyper["skip"], hyper["branch"], observer=Observer(), slots=slots)
-
-    return quick(run)
+def observed(graph, params, hyper, tokens):
+    """Logits and statistics."""
+    slots = jnp.zeros(hyper["skip"].size + 1)
+    return nnx.merge(graph, params)(tokens, hyper["skip"], hyper["branch"], observer=Observer(), slots=slots)
 
 
 @cache
-def forward(placement: str, options: str) -> tuple[np.ndarray, dict]:
+def forward(placement: str, options: str = "plain"):
+    """The product's scanned pass as a compiled function of tokens: logits and statistics."""
     m = model(placement, **OPTIONS[options])
-    return jax.device_get(observed(m.graph)(m.params, m.hyper, some_batch().inputs))
+    run = quick(partial(observed, m.graph))
+    return lambda tokens: jax.device_get(run(m.params, m.hyper, tokens))
 
 
 # ── Independent and equivalent computations ─────────────────────────────────────────────────────────────────────────
@@ -49,7 +46,7 @@ def test_the_model_is_the_reference(placement: str, options: str):
     """Logits and every forward statistic (M01, M02, M03, M04, M22), with no bias at 0 and no gain at 1."""
     m = model(placement, **OPTIONS[options])
     trace = ref.forward(flat(m.params), np.asarray(some_batch().inputs), spec(m.config, m.static, m.hyper))
-    logits, seen = forward(placement, options)
+    logits, seen = forward(placement, options)(some_batch().inputs)
     close(logits, trace.logits)
     expected = ref.statistics(trace)
     inputs = expected.pop("norm_input")
@@ -66,16 +63,17 @@ def test_the_model_is_the_reference(placement: str, options: str):
 
 @pytest.mark.parametrize(("placement", "options"), LOOPED)
 def test_the_scan_is_a_python_loop(placement: str, options: str):
-    """Outputs, and the gradient of every parameter; q, k and v are stored apart in the loop, so fused = apart as well."""
+    """Outputs, and the gradient of every parameter; the loop stores q, k and v apart, so fused = apart as well."""
     scan, loop = gradients(placement, **OPTIONS[options]), looped(placement, **OPTIONS[options])
-    close(forward(placement, options)[0], loop.logits)
+    close(forward(placement, options)(some_batch().inputs)[0], loop.logits)
     np.testing.assert_allclose(scan.loss, loop.loss, rtol=1e-6)
     assert scan.params.keys() == loop.params.keys()
     largest = max(np.abs(g).max() for g in loop.params.values())
     for name, expected in loop.params.items():
-        scale = max(np.abs(expected).max(), 1e-3 * largest)  # that of a key's bias is zero but for rounding
+        zero = name == "attention.k_bias"  # it moves all scores of a query alike, unless keys are turned
+        scale = largest if zero else np.abs(expected).max()
         np.testing.assert_allclose(scan.params[name], expected, rtol=0, atol=2e-5 * scale, err_msg=name)
-        assert name == "attention.k_bias" or np.abs(expected).max() > 0
+        assert zero or np.abs(expected).max() > 0
 
 
 @pytest.mark.parametrize("remat", ["full", "none"])
@@ -97,18 +95,17 @@ def test_what_is_computed_again_changes_nothing(placement: str, remat: str):
 @pytest.mark.parametrize(("placement", "options"), [*itertools.product(PLACEMENTS, ["plain", "modern"])])
 def test_a_changed_token_leaves_earlier_logits_bit_identical(placement: str, options: str):
     """A-12: token 3 of 5 is changed, and the first one."""
-    m = model(placement, **OPTIONS[options])
-    run, tokens = observed(m.graph), some_batch().inputs
-    before = np.asarray(run(m.params, m.hyper, tokens)[0])
+    run, tokens = forward(placement, options), some_batch().inputs
+    before = run(tokens)[0]
     for place in (3, 0):
-        after = np.asarray(run(m.params, m.hyper, tokens.at[:, place].set((tokens[:, place] + 1) % 8))[0])
+        after = run(tokens.at[:, place].set((tokens[:, place] + 1) % 8))[0]
         np.testing.assert_array_equal(before[:, :place], after[:, :place])
         assert (np.abs(before - after)[:, place:].max(axis=-1) > 0).all()
 
 
 @every_placement
 def test_the_gradient_in_later_tokens_is_exactly_zero(placement: str):
-    """Of the loss at position t alone, in the embeddings of five tokens that are all different, and in the positions."""
+    """Of the loss at position t alone, in the embeddings of five different tokens and in the positions."""
     m, tokens = model(placement), jnp.arange(5, dtype=jnp.int32)[None]
     for t in range(5):
         batch = Batch(tokens, jnp.full((1, 5), 6, jnp.int32), jnp.arange(5)[None] == t)
@@ -141,9 +138,8 @@ def test_the_head_reads_a_normalised_stream_unless_the_last_write_was(placement:
 
 def test_more_tokens_than_positions_are_refused():
     """A-14."""
-    m = model("pre")
-    with pytest.raises((TypeError, ValueError)):
-        jax.eval_shape(observed(m.graph), m.params, m.hyper, jnp.zeros((2, 9), jnp.int32))
+    with pytest.raises((TypeError, ValueError), match=r"\(2, 9, 8\)"):
+        forward("pre")(jnp.zeros((2, 9), jnp.int32))
 
 
 # ── The start of a run ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -158,7 +154,7 @@ def program(static):
     def run(hyper):
         tokens = jax.random.randint(jax.random.key(1), (8, 32), 0, 256, jnp.int32)
         graph, params = nnx.split(transformer(static, hyper))
-        logits, seen = observed(graph)(params, hyper, tokens)
+        logits, seen = observed(graph, params, hyper, tokens)
         own = jax.nn.one_hot(tokens, 256) > 0
         # The mean of the loss over all targets: what random targets give on average, and never below ln V.
         excess = jax.nn.logsumexp(logits, axis=-1) - jnp.mean(logits, axis=-1) - jnp.log(256.0)
@@ -185,8 +181,8 @@ slow_forms = [pytest.param(*form, marks=() if form in CHEAP else pytest.mark.slo
 def test_the_first_loss_is_that_of_guessing(placement: str, tied: bool, positions: str, depth: int, embed_std: float):
     """l_0 - ln V in [0, 0.6]: logits of variance one at most.
 
-    The input token is left out of a tied head over unit embeddings: its own embedding is still in the stream there, so its
-    logit is of the order of √D.
+    The input token is left out of a tied head over unit embeddings: its own embedding is still in the stream there, so
+    its logit is of the order of √D.
     """
     excess, others, _ = start(placement, embed_std, model__tied=tied, model__positions=positions, model__depth=depth)
     found = others if tied and embed_std == 1 else excess
@@ -220,10 +216,10 @@ def test_post_norms_read_the_sum_of_two_unit_streams_at_most():
 def test_the_stream_of_sandwich_grows_by_two_a_block():
     """Each of its two branches ends in a norm and adds a second moment of about one."""
     q = start("sandwich", model__depth=24)[2]["second_moment"]
+    np.testing.assert_allclose(np.diff(q[:9]), 1.0, rtol=0.3)
     np.testing.assert_allclose((q[-1] - q[0]) / 24, 2.0, rtol=0.15)
-    assert (np.diff(q) > 0.5).all()
 
 
-def test_the_stream_of_pre_grows_at_every_sublayer():
+def test_the_stream_of_pre_grows_with_depth_and_not_with_its_exponential():
     q = start("pre", model__depth=24)[2]["second_moment"]
-    assert (np.diff(q) > 0).all() and 5 < q[-1] < 40
+    assert (np.diff(q[:9]) > 0.1).all() and 0.3 < (q[24] - q[0]) / (q[48] - q[0]) < 0.7

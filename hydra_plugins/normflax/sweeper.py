@@ -34,6 +34,7 @@ class GridSweeper(BasicSweeper):
         """
         from normflax.app import JobsFailed, check_words
         from normflax.config import resolve
+        from normflax.data import sources
 
         assert self.config is not None and self.launcher is not None and self.hydra_context is not None
         loader = self.hydra_context.config_loader
@@ -41,6 +42,8 @@ class GridSweeper(BasicSweeper):
         check_words(given)
         jobs = self.split_arguments(OverridesParser.create(config_loader=loader).parse_overrides(given), None)[0]
         configs = [resolve(loader.load_sweep_config(self.config, list(job))) for job in jobs]
+        for data in {config.data for config in configs}:
+            sources.load(data)  # so that text which is not there is missed now
         where = Path(configs[0].results) / configs[0].name
         _write_grid(where, given)
         print(f"{len(jobs)} runs → {where}", flush=True)

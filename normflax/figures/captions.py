@@ -33,7 +33,8 @@ SETTINGS = {
 """What every caption names, and how it is said."""
 
 _GROUPS = ("norm", "coef", "model", "data", "optim", "schedule", "train")
-_APART = ("model.depth", "model.init", "model.init_std", "model.fused_qkv", "model.remat", "data.seed", "data.sha256")
+_APART = ("model.depth", "model.init", "model.init_std", "model.fused_qkv", "model.remat", "data.seed")
+_SHA = "data.sha256"  # known once a run has read its data: one that was killed before has none
 
 
 def absent(value: Any) -> bool:
@@ -61,7 +62,8 @@ def say(runs: pd.DataFrame, key: str) -> str:
     """`rate 0.001 or 0.003`: a setting with every value that it takes in these runs."""
     if key not in runs:
         return f"{key} not recorded"
-    return SETTINGS.get(key, f"{key} {{}}").format(" or ".join(text(value) for value in values(runs[key])))
+    words = [text(value)[:8] if key == _SHA else text(value) for value in values(runs[key])]
+    return SETTINGS.get(key, f"{key} {{}}").format(" or ".join(words))
 
 
 def placed(runs: pd.DataFrame) -> pd.DataFrame:
@@ -84,7 +86,8 @@ def differing(runs: pd.DataFrame) -> list[str]:
     runs = placed(runs)
     keys = [*SETTINGS, *(str(key) for key in runs if key not in SETTINGS)]
     keys = [key for key in keys if key in runs and key not in _APART and key.split(".")[0] in _GROUPS]
-    return [key for key in keys if len(values(runs[key])) > 1]
+    found = {key: [value for value in values(runs[key]) if value is not None or key != _SHA] for key in keys}
+    return [key for key, different in found.items() if len(different) > 1]
 
 
 def listing(words: Iterable[str]) -> str:
@@ -144,7 +147,7 @@ def caption_settings(runs: pd.DataFrame) -> str:
     """One sentence with every setting behind these runs; a setting with several values names them all."""
     sgd = "optim.name" in runs and set(runs["optim.name"]) == {"sgd"}
     hidden = {"data.name", *(("optim.beta2", "optim.eps") if sgd else ())}
-    hashes = [text(value)[:8] for value in values(runs["data.sha256"])] if "data.sha256" in runs else []
+    hashes = [value[:8] for value in values(runs[_SHA]) if value is not None] if _SHA in runs else []
     source = f"{say(runs, 'data.name')} (sha256 {' or '.join(hashes) or 'not recorded'})"
     parts = [base_init(runs), *(say(runs, key) for key in SETTINGS if key not in hidden), seeds(runs), source]
     return f"Settings: {', '.join(parts)}."

@@ -43,7 +43,7 @@ def slug(config: Config) -> str:
         f"{config.placement}-{config.model.depth}x{config.model.width}"
         f"-rate{config.optim.rate:g}-warm{config.schedule.warmup_steps}-seed{config.seed}"
     )
-    return re.sub(r"[^A-Za-z0-9_.+-]+", "_", text).strip(".")[-60:]
+    return re.sub(r"[^A-Za-z0-9_.+-]+", "_", text)[-60:].lstrip(".+-")
 
 
 def run_folder(config: Config) -> Path:

@@ -81,7 +81,9 @@ def fresh(config: Config, path: Path) -> dict:
     except BaseException as error:
         folder.error(traceback.format_exc())
         folder.finish("failed", reason=f"{type(error).__name__}: {error}")
-        print(f"failed: {type(error).__name__}: {error}  {path / 'error.txt'}", file=sys.stderr)
+        if not isinstance(error, ConfigError):  # which the command line tells in one sentence
+            print(f"failed: {type(error).__name__}: {error}  {path / 'error.txt'}", file=sys.stderr)
+            error.add_note(f"recorded in {path / 'error.txt'}")
         raise
 
 
