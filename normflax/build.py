@@ -155,17 +155,17 @@ class Programs:
         """See train.step.evaluate."""
         return self._call("evaluate", params, hyper, windows, count)
 
-    def prepare(self, hyper: dict, arrays: dict, windows: Batch, probed: bool) -> None:
-        """Compile what a run will need side by side: the compiler uses one core for each."""
+    def prepare(self, hyper: dict, arrays: dict, windows: Batch, steps: tuple[str, ...]) -> None:
+        """Compile what a run will need side by side: init, evaluate, and those of `probe` and `advance` that `steps` names."""
         step_of = jax.ShapeDtypeStruct((), jnp.int32)
         state = jax.eval_shape(self._start, hyper)
         needed = {
+            "probe": (state, hyper, arrays, step_of),
             "advance": (state, hyper, arrays, step_of, step_of),
             "init": (hyper,),
             "evaluate": (state.params, hyper, windows, step_of),
         }
-        if probed:
-            needed = {"probe": (state, hyper, arrays, step_of), **needed}
+        needed = {name: args for name, args in needed.items() if name in (*steps, "init", "evaluate")}
         start = time.perf_counter()
         missing = {name: self._lower(name, *args) for name, args in needed.items() if name not in self._compiled}
         with ThreadPoolExecutor(2) as pool:

@@ -4,6 +4,7 @@ All in nats/token, means over the valid held-out targets.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
@@ -50,12 +51,18 @@ def levels(
     uniform = float(np.log(source.vocab))
     match source:
         case Corpus():
-            unigram, bigram = text_laws(source.train)
+            unigram, bigram = laws_of(source)
             return Levels(uniform, loss(unigram[y]), loss(bigram[x, y]), None)
         case Chain():
             return Levels(uniform, loss(source.stationary[y]), loss(source.rows[x, y]), source.entropy)
         case Copy():
             return Levels(uniform, uniform, uniform, 0.0)
+
+
+@lru_cache(maxsize=4)
+def laws_of(corpus: Corpus) -> tuple[Float[np.ndarray, " V"], Float[np.ndarray, "V V"]]:
+    """`text_laws` of a corpus, counted once for all runs of a process."""
+    return text_laws(corpus.train)
 
 
 def loss(p: Float[np.ndarray, " N"]) -> float:

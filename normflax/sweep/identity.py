@@ -13,6 +13,23 @@ ELSEWHERE = frozenset({"name", "results", "on_exists", "fail_fast"})
 """Settings that say where a run lands and what happens around it: they change none of its numbers."""
 
 
+TRACED = frozenset(
+    {
+        *("seed", "coef.alpha", "coef.beta", "coef.gain", "model.init_std", "model.embed_std", "model.position_std"),
+        *("optim.rate", "optim.decay", "optim.beta1", "optim.beta2", "optim.eps", "optim.momentum", "optim.clip"),
+        *("schedule.warmup_steps", "schedule.final", "train.steps", "probe.grid"),
+        *("data.seed", "data.heldout", "data.path", "data.concentration", "data.table_seed"),
+    }
+)
+"""Settings that select no compiled program: numbers that are traced, and what only the host reads."""
+
+
+def static_key(config: Config) -> str:
+    """What a run compiles, as text: runs with one key share their programs."""
+    values = {key: value for key, value in flat(config).items() if key not in TRACED | ELSEWHERE}
+    return json.dumps(values, sort_keys=True)
+
+
 def facts(config: Config) -> dict:
     """Everything that can change the numbers of a run.
 

@@ -43,7 +43,7 @@ def existing(path: Path, on_exists: str) -> dict | None:
             note = ""
             if status.get("commit") != provenance.commit() or status.get("versions") != provenance.versions():
                 note = f" (made by {made_by(status)}, this is {made_by(here())}; on_exists=overwrite runs it again)"
-            print(f"done already: {path}{note}")
+            print(f"done already: {path}{note}", flush=True)
             return status
         shutil.rmtree(path)
         return None
@@ -73,7 +73,7 @@ def fresh(config: Config, path: Path) -> dict:
         with shown(config) as progress:
             status = train(config, folder, progress)
         folder.log(line(config, status))
-        print(f"{line(config, status)}  {path}")
+        print(f"{line(config, status)}  {path}", flush=True)
         return status
     except KeyboardInterrupt:
         folder.finish("interrupted", reason="interrupted")

@@ -24,6 +24,9 @@ from normflax.train.step import CHUNK
 INITIAL_WINDOWS = 512
 """Held-out windows that the untrained model is measured on: its loss is known to about a percent, at a quarter of the cost."""
 
+SHORT = 500
+"""A run of at most so many steps makes every step with the probing program: its few per cent cost less than compiling another."""
+
 FLUSH = 30.0
 """Seconds between two parts of the layer record: what a kill can lose."""
 
@@ -44,7 +47,7 @@ def train(config: Config, folder: RunFolder, progress: Progress = lambda step, s
     windows = batches.heldout(loaded, config.data.windows, config.train.tokens)
     padded = pad(windows, static)
     known = levels.levels(loaded.source, *(np.asarray(x) for x in windows))
-    compiled.prepare(hyper, loaded.arrays, padded, probed=bool(static.fields) and config.probe.grid != "none")
+    compiled.prepare(hyper, loaded.arrays, padded, steps_with(config, static))
     state = compiled.init(hyper)
     folder.update_status(
         levels=asdict(known),
@@ -123,16 +126,20 @@ def updates(
 
     Each piece is its scalars, one row a step; the layers of its probed steps; and the state after it.
     """
-    steps = config.train.steps
+    steps, with_probe = config.train.steps, "advance" not in steps_with(config, static)
     probed = [*(probed_steps(config.probe.grid, steps) if static.fields else ()), steps]
     t, piece = 0, 8
     while t < steps:
         start = time.perf_counter()
-        if t == probed[0]:
-            probed.pop(0)
+        if with_probe or t == probed[0]:
             state, scalars, measured = compiled.probe(state, hyper, arrays, jnp.int32(t))
             scalars, measured = jax.device_get((scalars, measured))
-            rows, layers = [{"step": t, **{name: float(value) for name, value in scalars.items()}}], [(t, measured)]
+            rows = [{"step": t, **{name: float(value) for name, value in scalars.items()}}]
+            if t == probed[0]:
+                probed.pop(0)
+            elif not rows[0]["skipped"]:
+                measured = {name: measured[name] for name in static.every_step}
+            layers = [(t, measured)] if measured else []
         else:
             last = min(t + piece, probed[0], steps)
             state, scalars, dense, made = compiled.advance(state, hyper, arrays, jnp.int32(t), jnp.int32(last))
@@ -148,6 +155,13 @@ def updates(
         yield rows, layers, state
         if rows[-1]["skipped"]:
             return
+
+
+def steps_with(config: Config, static: Static) -> tuple[str, ...]:
+    """The programs that a run makes its steps with: `probe` for those whose layers are recorded, `advance` for the others."""
+    if not static.fields or config.probe.grid == "none":
+        return ("advance",)
+    return ("probe",) if config.probe.grid == "all" or config.train.steps <= SHORT else ("probe", "advance")
 
 
 def pad(windows: batches.Batch, static: Static) -> batches.Batch:

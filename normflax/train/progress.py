@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import parent_process
 
 from normflax.config import Config
 
@@ -16,8 +17,9 @@ def title(config: Config) -> str:
 
 @contextmanager
 def shown(config: Config) -> Iterator[Callable[[int, dict], None]]:
-    """A line that follows the run: loss, rate, tokens per second, time left. Nothing where stderr is not a terminal."""
-    if not sys.stderr.isatty():
+    """A line that follows the run: loss, rate, tokens per second, time left. Nothing where stderr is not a terminal, nor in one of
+    several workers that share it."""
+    if not sys.stderr.isatty() or parent_process() is not None:
         yield lambda step, scalars: None
         return
     from rich.console import Console
