@@ -196,7 +196,7 @@ class Programs:
         return self._compiled[name](*args)
 
 
-OPTIONS = {"init": {"xla_backend_optimization_level": 0}}
+OPTIONS: dict[str, Any] = {"init": {"xla_backend_optimization_level": 0}}
 """Compiler options by program: `init` runs once, and its random draws take longer to optimise than to run."""
 
 

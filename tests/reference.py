@@ -279,9 +279,7 @@ def numerical_gradient(
     return np.array(slopes)
 
 
-def activation_gradient(
-    params: Params, tokens: Tokens, targets: Tokens, mask: Mask, spec: Spec, l: int, h: float = 1e-5
-) -> Stream:
+def activation_gradient(params: Params, tokens: Tokens, targets: Tokens, mask: Mask, spec: Spec, l: int, h: float = 1e-5) -> Stream:
     """dLoss / dx_l of the mean loss, x_l the stream after sublayer l = 0 … S (after its last norm), by central
     differences through the remaining sublayers. Inside a block the input of the block is held fixed."""
     states = forward(params, tokens, spec).states

@@ -211,9 +211,7 @@ def test_a_run_that_fails_is_exit_code_1_and_a_line_that_says_where(here, played
     (path,) = runs(here)
     assert code == 1 and "the disk is full" in error and "Traceback" not in error
     assert str(path.relative_to(here) / "error.txt") in error
-    assert (
-        "Traceback" in (path / "error.txt").read_text() and strict_json.read(path / "status.json")["state"] == "failed"
-    )
+    assert "Traceback" in (path / "error.txt").read_text() and strict_json.read(path / "status.json")["state"] == "failed"
 
 
 def test_a_failure_without_a_record_is_not_silent(here, played, call):

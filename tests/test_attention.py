@@ -157,9 +157,7 @@ def test_only_queries_and_keys_are_turned():
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("form", "roles"), [("gelu", {"up", "down"}), ("swiglu", {"up", "gate", "down"})])
 def test_ffn_is_the_references(form: str, roles: set[str], bias: bool):
-    layer = FeedForward(
-        jax.random.key(0), GAINS, D, 3, form=form, bias=bias, base="xavier_normal", std=jnp.float32(0.02)
-    )
+    layer = FeedForward(jax.random.key(0), GAINS, D, 3, form=form, bias=bias, base="xavier_normal", std=jnp.float32(0.02))
     params = {}
     for role in roles:
         params[role] = np.asarray(getattr(layer, role)[...])

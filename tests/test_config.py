@@ -11,7 +11,8 @@ from tiny import tiny
 
 from normflax import config as settings
 from normflax.app import CONFIGS
-from normflax.config import AT_LEAST, CHOICES, GROUPS, KEYS, Config, ConfigError, change, check, flat, to_yaml
+from normflax.checks import AT_LEAST, CHOICES
+from normflax.config import GROUPS, KEYS, Config, ConfigError, change, check, flat, to_yaml
 
 
 def kind(key: str) -> str:

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from normflax.config import CHOICES, ConfigError, Data
+from normflax.checks import CHOICES
+from normflax.config import ConfigError, Data
 from normflax.data import batches, corpus, files, sources, stdlib, synthetic
 from normflax.data.batches import Batch, Loaded, draw, heldout, load, place
 
@@ -77,9 +78,7 @@ def test_traced_seeds_and_steps_compile_once(loaded):
 
 
 def test_lanes_draw_what_single_runs_draw(loaded):
-    lanes = jax.jit(jax.vmap(lambda seed: draw(loaded.task, loaded.arrays, seed, 7, 4, 16)))(
-        jnp.arange(3).astype("uint32")
-    )
+    lanes = jax.jit(jax.vmap(lambda seed: draw(loaded.task, loaded.arrays, seed, 7, 4, 16)))(jnp.arange(3).astype("uint32"))
     for i in range(3):
         assert same([part[i] for part in lanes], drawn(loaded, i, 7))
 

@@ -174,9 +174,7 @@ def test_the_caption_names_every_setting():
         "norm eps 1e-06, adam, beta2 0.98, eps 1e-08, weight decay 0, clip off, seeds 0, 1, 2, "
         "data stdlib (sha256 1a2b3c4d)."
     )
-    mixed = pd.DataFrame(
-        [a_run(), a_run("deepnorm", **{"model.init": "normal", "optim.clip": 1.0, "optim.rate": 3e-3})]
-    )
+    mixed = pd.DataFrame([a_run(), a_run("deepnorm", **{"model.init": "normal", "optim.clip": 1.0, "optim.rate": 3e-3})])
     said = caption_settings(mixed.drop(columns="norm.eps"))
     assert "base init normal(0.02) (DeepNorm) and xavier_normal (Pre-LN), rate 0.001 or 0.003," in said
     assert "clip 1 or off," in said and "norm.eps not recorded," in said and "seed 0," in said
@@ -228,9 +226,7 @@ print(json.dumps([early, late]))
 """
     hidden = {key: value for key, value in os.environ.items() if key not in ("DISPLAY", "WAYLAND_DISPLAY")}
     env = hidden | {"MPLBACKEND": "TkAgg", "PYTHONHASHSEED": "7"}
-    out = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], env=env, capture_output=True, text=True, check=True
-    )
+    out = subprocess.run([sys.executable, "-W", "error", "-c", code], env=env, capture_output=True, text=True, check=True)
     assert json.loads(out.stdout) == [[], []]
     plot = loss_against_depth(runs)
     for path in save(plot, plot.data, tmp_path / "here", "loss", plot.caption, "command").values():
@@ -265,11 +261,7 @@ def test_no_label_is_clipped_or_covered(figure):
         runs = runs_of(depths=(6, 16, 24), seeds=(0,))
         steps = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, *range(6, 300, 6), 300)
         values = layers_of(runs, lambda run, *_: 1.0 if run["placement"] == "pre" else np.nan, steps=sorted(set(steps)))
-        plot = (
-            by_block(values, runs, "grad_block", 0)
-            if figure == "by_block"
-            else heat_maps(values, runs, "grad_block", 24)
-        )
+        plot = by_block(values, runs, "grad_block", 0) if figure == "by_block" else heat_maps(values, runs, "grad_block", 24)
     plot.draw_without_rendering()
     boxes = [text.get_window_extent() for text in drawn(plot)]
     boxes = [box for box in boxes if box.width > 1]

@@ -54,10 +54,7 @@ def test_a_placement_without_finite_data_is_named():
     runs = runs_of(("post", "pre"), depths=(6,), seeds=(0,))
     layers = layers_of(runs, lambda run, *_: np.nan if run["placement"] == "post" else 1.0)
     plot = by_block(layers, runs, "grad_block", step=0)
-    assert (
-        plot.axes[0].get_title() == "6 blocks, step 0\nno finite data: Post-LN"
-        and len(found(plot.axes[0], "top post")) == 6
-    )
+    assert plot.axes[0].get_title() == "6 blocks, step 0\nno finite data: Post-LN" and len(found(plot.axes[0], "top post")) == 6
     assert "No finite data: post-6-0." in plot.caption
     silent = by_block(layers.assign(value=np.float32(np.nan)), runs, "grad_block", step=0)
     assert "no finite data: Post-LN, Pre-LN" in silent.axes[0].get_title()
@@ -126,9 +123,7 @@ def test_gaps_in_a_map_are_hatched_and_counted():
 
 def test_a_map_of_nothing_is_drawn():
     runs = runs_of(("post", "pre"), depths=(3,), seeds=(0,))
-    plot = heat_maps(
-        layers_of(runs, lambda run, *_: np.nan if run["placement"] == "post" else 1.0), runs, "grad_block", 3
-    )
+    plot = heat_maps(layers_of(runs, lambda run, *_: np.nan if run["placement"] == "post" else 1.0), runs, "grad_block", 3)
     assert [axes.get_title() for axes in plot.axes[:2]] == ["Post-LN, 3 blocks: no finite data", "Pre-LN, 3 blocks"]
     assert "No finite data: post-3-0." in plot.caption
     assert len(heat_maps(layers_of(runs, lambda *_: np.nan), runs, "grad_block", 3).axes) == 2  # and no colour bar

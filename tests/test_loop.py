@@ -217,9 +217,7 @@ def compilations(caplog, run) -> list[str]:
     caplog.clear()
     with jax.log_compiles(), caplog.at_level(logging.WARNING, logger="jax"):
         run()
-    return [
-        record.getMessage() for record in caplog.records if record.getMessage().startswith("Finished XLA compilation")
-    ]
+    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("Finished XLA compilation")]
 
 
 NUMBERS = {
@@ -347,10 +345,7 @@ def test_the_first_place_that_was_not_finite(fields, place):
 def test_the_first_place_is_found_among_the_fields_that_were_read():
     assert first_bad({"variance": np.array([1, nan, nan])}) == "the stream after sublayer 1 (attention of block 1)"
     assert first_bad({"second_moment": np.array([1, 1, inf])}) == "the stream after sublayer 2 (FFN of block 1)"
-    assert (
-        first_bad({"grad_rms": np.array([1, nan, 1])})
-        == "the gradient of the stream after sublayer 1 (attention of block 1)"
-    )
+    assert first_bad({"grad_rms": np.array([1, nan, 1])}) == "the gradient of the stream after sublayer 1 (attention of block 1)"
     assert first_bad({}) is None and first_bad({"update_rms": {"q": np.array([nan])}}) is None
 
 
@@ -364,12 +359,8 @@ def test_the_record_of_a_run(tmp_path):
     status = train(config, folder, lambda step, row: seen.append((step, row["loss"])))
     rows = [json.loads(line) for line in (folder.path / "scalars.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(20))
-    assert all(
-        set(row) == {"step", "loss", "rate", "grad_norm", "grad_norm_matrices", "valid", "skipped"} for row in rows
-    )
-    assert all(
-        row["valid"] == 14 and row["skipped"] == 0 and 0 < row["grad_norm_matrices"] < row["grad_norm"] for row in rows
-    )
+    assert all(set(row) == {"step", "loss", "rate", "grad_norm", "grad_norm_matrices", "valid", "skipped"} for row in rows)
+    assert all(row["valid"] == 14 and row["skipped"] == 0 and 0 < row["grad_norm_matrices"] < row["grad_norm"] for row in rows)
     np.testing.assert_allclose([row["rate"] for row in rows], [0.0025, 0.005, 0.0075, *[0.01] * 17], rtol=1e-6)
     assert seen == [(row["step"], row["loss"]) for row in rows if row["step"] in dict(seen)] and seen[-1][0] == 19
 
@@ -414,9 +405,7 @@ def test_the_untrained_model_is_measured_on_fewer_windows(tmp_path, monkeypatch)
     monkeypatch.setattr(loop, "INITIAL_WINDOWS", 2)
     status, _, _ = recorded(TINY, tmp_path / "run")
     _, compiled, state, hyper, _ = parts(TINY)
-    losses = np.asarray(
-        compiled.evaluate(state.params, hyper, batches.heldout(batches.load(TINY.data), 4, 8), jnp.int32(4))
-    )
+    losses = np.asarray(compiled.evaluate(state.params, hyper, batches.heldout(batches.load(TINY.data), 4, 8), jnp.int32(4)))
     assert status["heldout"]["initial"] == pytest.approx(losses[:2].mean()) != pytest.approx(losses.mean())
 
 

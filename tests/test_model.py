@@ -122,9 +122,7 @@ def test_the_gradient_in_later_tokens_is_exactly_zero(placement: str):
 def test_a_batch_without_a_valid_target_has_loss_and_gradients_zero(placement: str):
     """A-13."""
     m, batch = model(placement), some_batch()
-    loss, grads, (_, squares) = backward(placement)(
-        m.params, m.hyper, batch._replace(mask=jnp.zeros_like(batch.mask))
-    )
+    loss, grads, (_, squares) = backward(placement)(m.params, m.hyper, batch._replace(mask=jnp.zeros_like(batch.mask)))
     assert loss == 0 and (squares == 0).all() and all((g == 0).all() for g in flat(grads).values())
 
 

@@ -50,9 +50,7 @@ def run(family: str, hyper: dict, rates: list[float], params: nnx.State, gradien
     return params
 
 
-def reference(
-    family: str, rates: list[float], p: np.ndarray, gradients: list[np.ndarray], decay: float, **h: float
-) -> np.ndarray:
+def reference(family: str, rates: list[float], p: np.ndarray, gradients: list[np.ndarray], decay: float, **h: float) -> np.ndarray:
     """One array in float64: Adam is Kingma and Ba's algorithm 1, AdamW Loshchilov and Hutter's algorithm 2."""
     p, m, v = p.astype(np.float64), np.zeros(p.shape), np.zeros(p.shape)
     for t, (rate, g) in enumerate(zip(rates, gradients, strict=True), start=1):
@@ -116,9 +114,7 @@ def test_adamw_is_optax_adamw_and_tracing_its_numbers_changes_nothing():
 def test_hyperparameters_are_float32_and_exact_to_its_digits():
     """A-18: beta2 is not 1, eps is not 0, the rate is the rate."""
     hyper = hyper_of(rate=1e-3, beta2=0.999, eps=1e-8, decay=0.1)
-    assert {hyper[name].dtype for name in ("rate", "beta1", "beta2", "eps", "decay", "momentum", "clip")} == {
-        jnp.dtype("float32")
-    }
+    assert {hyper[name].dtype for name in ("rate", "beta1", "beta2", "eps", "decay", "momentum", "clip")} == {jnp.dtype("float32")}
     assert abs(float(hyper["beta2"]) - 0.999) < 1e-6 and abs(float(hyper["rate"]) - 1e-3) < 1e-9
     assert abs(float(hyper["eps"]) - 1e-8) < 1e-15
     assert np.isinf(hyper["clip"]) and float(hyper_of(clip=0.5)["clip"]) == 0.5

@@ -271,9 +271,7 @@ OUT_ONLY = Placement(out=N, final=N)
             [-1.963961, -2.182179, 0.218218, 6.110101],
             id="minimax",
         ),
-        pytest.param(
-            Placement(pre=N, final=N, skip_from="block"), 6, [0.882057, 2, 2.960686, 6.900491], id="two-hop"
-        ),
+        pytest.param(Placement(pre=N, final=N, skip_from="block"), 6, [0.882057, 2, 2.960686, 6.900491], id="two-hop"),
         pytest.param(
             Placement(pre=N, final=N, branch=lambda kind, l, depths: 1.4 * depths.blocks**-0.5),
             12,

@@ -197,9 +197,7 @@ def test_rope_turns_known_angles_and_keeps_lengths():
 
 
 def test_rope_products_depend_only_on_the_distance():
-    q, k = (
-        ref.rotate(np.tile(x, (1, 9, 1, 1)))[0, :, 0] for x in np.random.default_rng(0).normal(size=(2, 1, 1, 1, 6))
-    )
+    q, k = (ref.rotate(np.tile(x, (1, 9, 1, 1)))[0, :, 0] for x in np.random.default_rng(0).normal(size=(2, 1, 1, 1, 6)))
     np.testing.assert_allclose((q @ k.T)[1:, 1:], (q @ k.T)[:-1, :-1], atol=1e-12)
     assert not np.allclose(q[1] @ k.T, q[0] @ k.T)
 
@@ -354,8 +352,6 @@ def test_activation_gradients_agree_with_gradients_of_biases(name: str):
     for s in range(1, 2 * spec.depth + 1):
         kind, role = ("attention", "out") if s % 2 else ("ffn", "down")
         site = "post" if spec.post else "out" if spec.out else None
-        found = slopes(
-            f"{kind}.norm_{site}.bias" if site else f"{kind}.{role}_bias", [((s - 1) // 2, i) for i in range(D)]
-        )
+        found = slopes(f"{kind}.norm_{site}.bias" if site else f"{kind}.{role}_bias", [((s - 1) // 2, i) for i in range(D)])
         expected = gradients[s].sum((0, 1)) * (1.0 if spec.post else spec.b)
         np.testing.assert_allclose(found, expected, atol=1e-8, err_msg=f"state {s}")

@@ -181,9 +181,7 @@ def test_a_curve_that_stays_at_the_unigram_level_is_stuck():
     assert judge(x, heldout=U - 0.03) == Verdict.STUCK
     assert judge(x, heldout=U - 0.03, bigram=None, floor=2.0) == Verdict.STUCK
     assert judge(x, heldout=U - 0.08) == Verdict.OK  # 0.07 is a tenth of the way to the bigram level
-    assert (
-        judge(x, heldout=U - 0.08, floor=2.0) == Verdict.STUCK
-    )  # the floor, when known, comes before the bigram level
+    assert judge(x, heldout=U - 0.08, floor=2.0) == Verdict.STUCK  # the floor, when known, comes before the bigram level
     assert judge(x, heldout=U - 0.03, bigram=U - 0.1) == Verdict.OK  # nothing to learn
     assert judge(x, heldout=U - 0.03, bigram=None) == Verdict.OK  # nothing known
     assert judge(x, heldout=None) == Verdict.OK

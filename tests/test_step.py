@@ -93,9 +93,7 @@ def same(a, b) -> bool:
 @pytest.mark.parametrize("t", [0, 1, 3, 4, 9, 19])
 def test_the_logged_rate_is_the_one_that_was_used(monkeypatch, t):
     """A-15: plain SGD on a gradient of ones moves every parameter by minus the rate in the row of that update."""
-    config = sgd(
-        optim__rate=0.3, schedule__name="cosine", schedule__warmup_steps=4, schedule__final=0.1, train__steps=20
-    )
+    config = sgd(optim__rate=0.3, schedule__name="cosine", schedule__warmup_steps=4, schedule__final=0.1, train__steps=20)
     _, after, scalars = update(monkeypatch, config, filled(config, 1.0), t)
     moved = {float(x) for leaf in jax.tree.leaves(after.params) for x in np.unique(leaf)}
     assert moved == {-scalars["rate"]}

@@ -243,7 +243,6 @@ while True:
 
 def test_records_need_no_jax():
     script = (
-        "import sys, normflax, normflax.records.store, normflax.records.table; normflax.load_table;"
-        "sys.exit('jax' in sys.modules)"
+        "import sys, normflax, normflax.records.store, normflax.records.table; normflax.load_table;sys.exit('jax' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0

@@ -136,9 +136,7 @@ def test_an_empty_folder_is_an_empty_table_and_wrong_arguments_are_named(tmp_pat
     assert {"run", "step", "block", "field", "value"} <= set(load_table(tmp_path, "layers").columns)
     for rows in ("runs", "steps", "layers"):
         assert len(load_table(tmp_path, rows)) == 0
-    with pytest.raises(
-        ValueError, match="rows 'layer' is unknown: it is one of runs, steps, layers; did you mean 'layers'"
-    ):
+    with pytest.raises(ValueError, match="rows 'layer' is unknown: it is one of runs, steps, layers; did you mean 'layers'"):
         load_table(tmp_path, "layer")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         load_table(tmp_path / "nowhere")
@@ -146,9 +144,7 @@ def test_an_empty_folder_is_an_empty_table_and_wrong_arguments_are_named(tmp_pat
 
 def test_floats_of_every_spelling_are_numbers_and_quoted_ones_text(tmp_path: Path):
     run = make(tmp_path)
-    run.write_config(
-        "a: 1e-3\nb: 1.0e-05\nc: 3E4\nd: -2.e+1\ne: .5e1\nf: '1e-3'\ng: 1e\nh: 12\ni: .nan\nj: .inf\nk: .5\n"
-    )
+    run.write_config("a: 1e-3\nb: 1.0e-05\nc: 3E4\nd: -2.e+1\ne: .5e1\nf: '1e-3'\ng: 1e\nh: 12\ni: .nan\nj: .inf\nk: .5\n")
     row = load_table(tmp_path).iloc[0]
     assert [row[key] for key in "abcdefghjk"] == [1e-3, 1e-5, 3e4, -20.0, 5.0, "1e-3", "1e", 12, math.inf, 0.5]
     assert math.isnan(row["i"])
@@ -172,9 +168,7 @@ def test_the_reference_is_the_best_trained_run_of_the_same_task_depth_and_width(
     assert (table["verdict"] == "OK").sum() == 5
 
 
-@pytest.mark.parametrize(
-    "other", [{"state": "running"}, {"state": "failed"}, {"verdict": "NONFINITE"}, {"final": math.nan}]
-)
+@pytest.mark.parametrize("other", [{"state": "running"}, {"state": "failed"}, {"verdict": "NONFINITE"}, {"final": math.nan}])
 def test_no_run_that_did_not_train_to_its_end_is_a_reference(tmp_path: Path, other: dict):
     make(tmp_path, "pre", final=2.5)
     make(tmp_path, "post", **{"final": 0.1, **other})

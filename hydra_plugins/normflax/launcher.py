@@ -59,9 +59,7 @@ class WorkersLauncher(Launcher):
         outcomes: dict[int, Any] = {}
         with ThreadPoolExecutor(workers) as threads:
             list(threads.map(lambda worker: serve(worker, workers, queue, configs, outcomes), range(workers)))
-        return [
-            self._replay(job, initial_job_idx + number, outcomes[number]) for number, job in enumerate(composed)
-        ]
+        return [self._replay(job, initial_job_idx + number, outcomes[number]) for number, job in enumerate(composed)]
 
     def _replay(self, composed: Any, number: int, outcome: Any) -> JobReturn:
         """Hydra's own account of a job whose outcome is known: its value, or the exception that ended it."""

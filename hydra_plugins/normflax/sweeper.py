@@ -55,7 +55,9 @@ class GridSweeper(BasicSweeper):
                     break
         else:
             returns = list(self.launcher.launch(jobs, initial_job_idx=0))
-        failed = [(job, ret) for job, ret in zip(jobs, returns, strict=False) if ret.status is not JobStatus.COMPLETED]
+        failed: list[tuple[Sequence[str], JobReturn]] = [
+            (job, ret) for job, ret in zip(jobs, returns, strict=False) if ret.status is not JobStatus.COMPLETED
+        ]
         if failed:
             raise JobsFailed(_report(failed, len(jobs), len(jobs) - len(returns)))
         return [returns]

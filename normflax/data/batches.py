@@ -145,9 +145,7 @@ def sample_copy(task: Task, key: Key, batch: int, tokens: int) -> Batch:
     return Batch(x, jnp.pad(x, ((0, 0), (task.lag, 0)))[:, :tokens], mask)
 
 
-def sample_chain(
-    initial: Float[Array, " V"], rows: Float[Array, "V V"], key: Key, batch: int, tokens: int
-) -> Int[Array, "B N"]:
+def sample_chain(initial: Float[Array, " V"], rows: Float[Array, "V V"], key: Key, batch: int, tokens: int) -> Int[Array, "B N"]:
     """By inversion: token j where the cumulative sum first exceeds u ~ U[0, 1)."""
     u = jax.random.uniform(key, (tokens + 1, batch, 1), jnp.float32)
 

@@ -8,9 +8,7 @@ from matplotlib.figure import Figure
 from normflax.figures.style import context
 
 
-def save(
-    figure: Figure, data: pd.DataFrame, folder: str | Path, name: str, caption: str, command: str
-) -> dict[str, Path]:
+def save(figure: Figure, data: pd.DataFrame, folder: str | Path, name: str, caption: str, command: str) -> dict[str, Path]:
     """Write `<name>.svg`, `.pdf`, `.png` (300 dpi), `.csv` (the rows drawn) and `.md` (caption, command) into `folder`.
 
     The same figure gives the same bytes: no date, a fixed salt for the ids in the SVG. The pictures carry the caption

@@ -223,9 +223,7 @@ def _gaps(table: pd.DataFrame, gap: str, words: str) -> str:
 
 def _silent(part: pd.DataFrame, expected: pd.DataFrame) -> str:
     """The expected placements of which this part of a table has nothing to show."""
-    return ", ".join(
-        map(display_name, order(set(expected["placement"]) - set(only(part, part["seeds"] > 0)["placement"])))
-    )
+    return ", ".join(map(display_name, order(set(expected["placement"]) - set(only(part, part["seeds"] > 0)["placement"]))))
 
 
 def _ticks(first: int, last: int) -> list[float]:

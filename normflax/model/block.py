@@ -7,7 +7,7 @@ from normflax.axes import Key, Scalar, Stream
 from normflax.model.attention import SelfAttention
 from normflax.model.ffn import FeedForward
 from normflax.model.init import named
-from normflax.model.placements import SITES, Placement
+from normflax.model.placements import Placement
 
 
 class Sublayer(nnx.Module):
@@ -20,8 +20,7 @@ class Sublayer(nnx.Module):
     def __init__(self, branch: nnx.Module, placement: Placement, make_norm):
         self.branch = branch
         self.skip_from = placement.skip_from
-        for site in SITES:
-            setattr(self, site, make_norm(getattr(placement, site)))
+        self.pre, self.out, self.post = (make_norm(site) for site in (placement.pre, placement.out, placement.post))
 
     def read(self, x: Stream) -> Stream:
         """What the branch sees: u = pre(x)."""
@@ -47,9 +46,7 @@ class Block(nnx.Module):
     """Attention, then FFN. `gains` holds this block's gain per role, `std` the standard deviation of init=normal; `key` draws the
     weights by role."""
 
-    def __init__(
-        self, key: Key, gains: dict[str, Array], std: Scalar, *, placement: Placement, model, base: str, make_norm
-    ):
+    def __init__(self, key: Key, gains: dict[str, Array], std: Scalar, *, placement: Placement, model, base: str, make_norm):
         shared = {"bias": model.bias, "base": base, "std": std}
         attention = SelfAttention(
             named(key, "attention"),

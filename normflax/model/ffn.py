@@ -21,16 +21,19 @@ class FeedForward(nnx.Module):
     def __init__(
         self, key: Key, gains: dict[str, Array], width: int, hidden: int, *, form: str, bias: bool, base: str, std: Scalar
     ):
-        self.form = form
-        shapes = {"up": (width, hidden), "gate": (width, hidden), "down": (hidden, width)}
-        for role in FFN_ROLES[form]:
-            setattr(self, role, nnx.Param(init.weight(key, role, shapes[role], base, std, gains[role]), role=role))
-            setattr(self, f"{role}_bias", init.zeros("bias", shapes[role][1]) if bias else None)
+
+        def matrix(role: str, fan_in: int, fan_out: int) -> tuple[nnx.Param, nnx.Param | None]:
+            weight = nnx.Param(init.weight(key, role, (fan_in, fan_out), base, std, gains[role]), role=role)
+            return weight, init.zeros("bias", fan_out) if bias else None
+
+        self.up, self.up_bias = matrix("up", width, hidden)
+        self.gate, self.gate_bias = matrix("gate", width, hidden) if "gate" in FFN_ROLES[form] else (None, None)
+        self.down, self.down_bias = matrix("down", hidden, width)
 
     def __call__(self, x: Stream) -> Stream:
         up = init.affine(x, self.up, self.up_bias)
-        if self.form == "swiglu":
-            hidden = jax.nn.silu(init.affine(x, self.gate, self.gate_bias)) * up
-        else:
+        if self.gate is None:
             hidden = jax.nn.gelu(up, approximate=True)
+        else:
+            hidden = jax.nn.silu(init.affine(x, self.gate, self.gate_bias)) * up
         return init.affine(hidden, self.down, self.down_bias)

@@ -30,7 +30,6 @@ def branch_roles(ffn: str) -> dict[str, tuple[str, ...]]:
     return {"attention": ATTENTION_ROLES, "ffn": FFN_ROLES[ffn]}
 
 
-
 @dataclass(frozen=True)
 class Depths:
     """The architecture: blocks in each stack, and which of them is being built.
@@ -127,10 +126,10 @@ def deepnorm_beta(kind: str, block: int, depths: Depths) -> float:
     return (8 * depths.blocks) ** -0.25
 
 
-WRITERS = ("v", "out", "up", "down")
+WRITERS: tuple[str, ...] = ("v", "out", "up", "down")
 """The roles a DeepNorm-like gain applies to: those between a branch's input and the stream, gate excepted."""
 
-READERS = ("q", "k", "gate")
+READERS: tuple[str, ...] = ("q", "k", "gate")
 """The roles it leaves alone: they set where attention looks and which FFN units pass (a gain there would make it beta³)."""
 
 PLACEMENTS: dict[str, Placement] = {
@@ -142,7 +141,7 @@ PLACEMENTS: dict[str, Placement] = {
     "deepnorm": Placement(
         post=N,
         skip=deepnorm_alpha,
-        gain=dict.fromkeys(WRITERS, deepnorm_beta) | dict.fromkeys(READERS, 1.0),
+        gain={**dict.fromkeys(WRITERS, deepnorm_beta), **dict.fromkeys(READERS, 1.0)},
         base="xavier_normal",
         label="DeepNorm",
         source="Wang et al. 2022 (DeepNet), arXiv:2203.00555, section 3",

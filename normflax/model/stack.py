@@ -15,9 +15,7 @@ from normflax.probes.observer import Observer
 REMAT = {
     "none": lambda step: step,
     "full": lambda step: jax.checkpoint(step, prevent_cse=False),
-    "dots": lambda step: jax.checkpoint(
-        step, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable, prevent_cse=False
-    ),
+    "dots": lambda step: jax.checkpoint(step, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable, prevent_cse=False),
 }
 """What the backward pass computes again: nothing, all of a block, or all but its products with weights (the fastest on CPU)."""
 

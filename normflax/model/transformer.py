@@ -76,7 +76,7 @@ class Transformer(nnx.Module):
         if self.position_table is not None:
             x = x + self.position_table[...][None, : tokens.shape[1]]
         embedded, x = x, self.embed_norm(x)
-        if observer is None:
+        if observer is None or slots is None:
             x, _ = stack.run(self.blocks, x, skip, branch, sites=self.sites, remat=self.remat)
             return self.readout(x), {}
         x, first = observer.state(x, slots[0])
@@ -98,11 +98,8 @@ class Transformer(nnx.Module):
     def readout(self, x: Stream) -> Logits:
         """The last state's logits."""
         h = self.final_norm(x).reshape(-1, x.shape[-1])
-        if self.head is None:
-            logits = (h * x.shape[-1] ** -0.5) @ self.token_table[...].T
-        else:
-            logits = h @ self.head[...]
-        return logits.reshape(*x.shape[:-1], -1)
+        head = x.shape[-1] ** -0.5 * self.token_table[...].T if self.head is None else self.head[...]
+        return (h @ head).reshape(*x.shape[:-1], -1)
 
 
 def matrices(params: nnx.State) -> dict[str, Float[Array, "L I O"]]:

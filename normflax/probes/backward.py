@@ -29,9 +29,7 @@ def _backward(_, cotangent):
 watch.defvjp(_forward, _backward)
 
 
-def activation_gradients(
-    squares: Float[Array, "states"], valid: Scalar, positions: int
-) -> dict[str, Float[Array, "states"]]:
+def activation_gradients(squares: Float[Array, "states"], valid: Scalar, positions: int) -> dict[str, Float[Array, "states"]]:
     """M05 from what the slots hold: the whole gradient's length, and its rms times the number of valid targets.
 
     `positions` is B·T·D, the number of entries of a state.

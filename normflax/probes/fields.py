@@ -3,8 +3,9 @@
 The clock is the same for all: step t reads the parameters after t updates, on the batch of update t, before that update.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -30,10 +31,18 @@ class Field:
 
 FIELDS: dict[str, Field] = {
     "second_moment": Field(
-        "M01", "q_s", "state", "stream²", "mean over batch, tokens and width of x_s² (not centred), for the stream x_s after sublayer s"
+        "M01",
+        "q_s",
+        "state",
+        "stream²",
+        "mean over batch, tokens and width of x_s² (not centred), for the stream x_s after sublayer s",
     ),
     "variance": Field(
-        "M02", "v_s", "state", "stream²", "variance over the width (divisor D) of each token's x_s, then the mean over batch and tokens"
+        "M02",
+        "v_s",
+        "state",
+        "stream²",
+        "variance over the width (divisor D) of each token's x_s, then the mean over batch and tokens",
     ),
     "peak": Field("M04", "max |x_s|", "state", "stream", "largest absolute value in x_s"),
     "norm_input": Field(
@@ -56,8 +65,8 @@ FIELDS: dict[str, Field] = {
         "n·rms(∂ℓ/∂x_s)",
         "state",
         "nats/stream",
-        "root mean square over batch, tokens and width of the gradient of the mean loss in x_s, times the number n of valid targets "
-        "(so that batch sizes compare); x_s is read after the sublayer's post norm where it has one",
+        "root mean square over batch, tokens and width of the gradient of the mean loss in x_s, times the number n of valid "
+        "targets (so that batch sizes compare); x_s is read after the sublayer's post norm where it has one",
     ),
     "grad_frobenius": Field(
         "M05", "‖∂ℓ/∂x_s‖_F", "state", "nats/stream", "Euclidean length of the whole gradient of the mean loss in x_s"
@@ -82,7 +91,15 @@ FIELDS: dict[str, Field] = {
     "update_rms": Field("M26", "rms(ΔW)", "matrix", "weight", "root mean square of this step's update of a matrix"),
 }
 
-ROLE_BRANCH = {"q": "attention", "k": "attention", "v": "attention", "out": "attention", "up": "ffn", "gate": "ffn", "down": "ffn"}
+ROLE_BRANCH = {
+    "q": "attention",
+    "k": "attention",
+    "v": "attention",
+    "out": "attention",
+    "up": "ffn",
+    "gate": "ffn",
+    "down": "ffn",
+}
 
 COLUMNS = ("block", "sublayer", "branch", "site", "field", "value")
 
@@ -92,7 +109,7 @@ def chosen(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(FIELDS) if "all" in names else tuple(name for name in FIELDS if name in names)
 
 
-def tidy(measured: dict[str, object]) -> dict[str, list]:
+def tidy(measured: Mapping[str, Any]) -> dict[str, list]:
     """What a probed step returned, as columns of tidy rows (see COLUMNS).
 
     `measured` maps fields to [S + 1] (state), [S] (sublayer), [L] (block) or dicts of them: by site for norms ([S], or a number

@@ -40,7 +40,7 @@ def placements() -> str:
         "# my_lab.py",
         "from normflax.model.placements import N, Placement",
         "",
-        "half_post = Placement(post=N, branch=0.5, label='Half Post-LN')",
+        'half_post = Placement(post=N, branch=0.5, label="Half Post-LN")',
         "```",
         "",
         "`python -m experiments.train placement=my_lab:half_post model.depth=24`",
@@ -60,7 +60,10 @@ def depth_constants(name: str) -> list[str]:
     moving = {what: coefficient for what, coefficient in moving.items() if callable(coefficient)}
     if not moving:
         return []
-    lines = [f"| decoder of | {' | '.join(f'{depth} blocks' for depth in SHOWN_DEPTHS)} |", "|---" * (len(SHOWN_DEPTHS) + 1) + "|"]
+    lines = [
+        f"| decoder of | {' | '.join(f'{depth} blocks' for depth in SHOWN_DEPTHS)} |",
+        "|---" * (len(SHOWN_DEPTHS) + 1) + "|",
+    ]
     for what, coefficient in moving.items():
         first = [value(coefficient, KINDS[0], 1, Depths(decoder=depth)) for depth in SHOWN_DEPTHS]
         lines.append(f"| {what} | {' | '.join(f'{number:.6f}' for number in first)} |")

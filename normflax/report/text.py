@@ -37,10 +37,10 @@ def show_claims(claims: pd.DataFrame) -> None:
     table = Table(title="claims", title_justify="left")
     for name in ("claim", "statistic", "criterion", "measured", "runs", "verdict"):
         table.add_column(name, justify="right" if name in ("criterion", "measured", "runs") else "left", overflow="fold")
-    for row in claims.itertuples():
-        measured = "" if pd.isna(row.value) else f"{row.value:.3g} ({row.low:.3g} to {row.high:.3g})"
-        verdict = f"[{COLOURS[row.verdict]}]{row.verdict}[/]"
-        table.add_row(row.claim, row.statistic, row.criterion, measured, str(row.seeds), verdict)
+    for row in claims.to_dict("records"):
+        measured = f"{row['value']:.3g} ({row['low']:.3g} to {row['high']:.3g})" if row["seeds"] else ""
+        verdict = f"[{COLOURS[row['verdict']]}]{row['verdict']}[/]"
+        table.add_row(row["claim"], row["statistic"], row["criterion"], measured, str(row["seeds"]), verdict)
     console().print(table)
 
 

@@ -93,9 +93,7 @@ def effective_loss(status: dict) -> float:
     from normflax.records.stability import effective_loss as effective
 
     heldout, levels = status["heldout"], status["levels"]
-    return effective(
-        Verdict(status["verdict"]), heldout=heldout["final"], unigram=levels["unigram"], l0=heldout["initial"]
-    )
+    return effective(Verdict(status["verdict"]), heldout=heldout["final"], unigram=levels["unigram"], l0=heldout["initial"])
 
 
 def here() -> dict:

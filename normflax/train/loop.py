@@ -63,15 +63,17 @@ def train(config: Config, folder: RunFolder, progress: Progress = lambda step, s
 
     initial = evaluate(compiled, state.params, hyper, padded, min(INITIAL_WINDOWS, config.data.windows))
     evaluated, began = time.perf_counter(), compiled.seconds
-    losses, norms, bad = [], [], None
+    losses, norms, diverged_at, bad = [], [], None, None
     flushed = time.perf_counter()
-    for rows, layers, state in updates(config, static, compiled, state, hyper, loaded.arrays):  # noqa: B007 state is read below
+    for rows, layers, now in updates(config, static, compiled, state, hyper, loaded.arrays):
+        state = now
         folder.scalars(rows)
         losses += [row["loss"] for row in rows]
         norms += [row["grad_norm"] for row in rows]
         for step, measured in layers:
             folder.layers(step, tidy(measured))
         if rows[-1]["skipped"]:
+            diverged_at = rows[-1]["step"]
             bad = health.first_bad(layers[-1][1]) if layers else None
         if time.perf_counter() - flushed > FLUSH:
             folder.flush()
@@ -80,9 +82,6 @@ def train(config: Config, folder: RunFolder, progress: Progress = lambda step, s
     trained = time.perf_counter()
     final = evaluate(compiled, state.params, hyper, padded, config.data.windows)
 
-    diverged_at = stability.first_nonfinite(np.array(losses), np.array(norms))
-    if diverged_at is None and rows[-1]["skipped"]:
-        diverged_at = rows[-1]["step"]
     verdict = stability.run_verdict(
         np.array(losses),
         np.array(norms),

@@ -1,0 +1,122 @@
+"""What settings may be: every rule that a run must meet before anything is compiled or written."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from normflax.model.placements import Depths, branch_roles, find, path_scales, role_gains
+from normflax.nearest import unknown
+
+
+class ConfigError(ValueError):
+    """A setting that can't be: one sentence, exit code 2, before anything is compiled or written."""
+
+
+CHOICES = {
+    "norm.kind": ("layer", "rms", "none"),
+    "norm.gain_form": ("w", "1+w"),
+    "model.ffn": ("gelu", "swiglu"),
+    "model.positions": ("learned", "rope"),
+    "model.init": (None, "xavier_normal", "normal"),
+    "model.remat": ("dots", "full", "none"),
+    "data.name": ("stdlib", "files", "copy", "markov"),
+    "optim.name": ("adamw", "adam", "sgd"),
+    "schedule.name": ("constant", "cosine"),
+    "probe.grid": ("log", "all", "none"),
+    "on_exists": ("skip", "error", "overwrite"),
+}
+"""What the settings with a fixed list of values may be. A test holds them against the tables that implement them."""
+
+AT_LEAST = {
+    "model.depth": 1,
+    "model.width": 1,
+    "model.heads": 1,
+    "data.windows": 1,
+    "data.vocab": 2,
+    "data.lag": 1,
+    "train.steps": 1,
+    "train.batch": 1,
+    "train.tokens": 1,
+    "schedule.warmup_steps": 0,
+    "seed": 0,
+    "data.seed": 0,
+    "data.table_seed": 0,
+    "optim.rate": 0,
+    "optim.decay": 0,
+    "optim.eps": 0,
+    "optim.momentum": 0,
+    "optim.clip": 0,
+    "norm.eps": 0,
+}
+
+
+def examine(config: Any, values: Mapping[str, Any]) -> None:
+    """Hold a Config to every rule; `values` are its settings by dotted key.
+
+    Raises ConfigError with one sentence that names the key, the value, what is allowed and the nearest match.
+    """
+    for key, allowed in CHOICES.items():
+        if values[key] not in allowed:
+            raise ConfigError(unknown(key, values[key], [str(a) for a in allowed if a is not None]))
+    for key, least in AT_LEAST.items():
+        if values[key] is not None and not least <= values[key] < float("inf"):
+            raise ConfigError(
+                f"{key}={values[key]} is {'too large' if values[key] == float('inf') else 'too small'}: it is at least {least}"
+            )
+    if max(config.seed, config.data.seed or 0) >= 2**32:
+        raise ConfigError("seed and data.seed are below 2**32")
+    m, s = config.model, config.schedule
+    _check_placement(config)
+    if m.hidden < 1:
+        raise ConfigError(f"model.ffn_ratio={m.ffn_ratio} leaves no FFN at model.width={m.width}")
+    if m.width % m.heads:
+        raise ConfigError(f"model.heads={m.heads} does not divide model.width={m.width}")
+    if m.positions == "rope" and (m.width // m.heads) % 2:
+        raise ConfigError(f"model.positions=rope turns pairs of features, and a head of {m.width // m.heads} is odd")
+    if s.warmup_steps and s.warmup_steps >= config.train.steps:
+        raise ConfigError(
+            f"schedule.warmup_steps={s.warmup_steps} is not below train.steps={config.train.steps}: the peak is never held"
+        )
+    if not 0 <= s.final <= 1:
+        raise ConfigError(f"schedule.final={s.final} is a share of the peak: from 0 to 1")
+    if config.optim.name == "adam" and config.optim.decay:
+        raise ConfigError(f"optim.decay={config.optim.decay} needs optim.name=adamw: adam has no decay")
+    if config.data.name == "files" and not config.data.path:
+        raise ConfigError("data=files needs data.path: a file, a folder or a glob")
+    if not 0 < config.data.heldout < 1:
+        raise ConfigError(f"data.heldout={config.data.heldout} is a share of the text: between 0 and 1")
+    if config.data.name == "copy" and config.data.lag >= config.train.tokens:
+        raise ConfigError(f"data.lag={config.data.lag} leaves no target in train.tokens={config.train.tokens}")
+    if config.data.name == "markov" and not config.data.concentration > 0:
+        raise ConfigError(f"data.concentration={config.data.concentration} is a Dirichlet parameter: above 0")
+    for key in ("beta1", "beta2"):
+        if not 0 <= getattr(config.optim, key) < 1:
+            raise ConfigError(f"optim.{key}={getattr(config.optim, key)} is the weight of the past in a mean: from 0 to below 1")
+    parts = Path(config.name).parts
+    if not parts or ".." in parts or Path(config.name).is_absolute() or max(len(part.encode()) for part in parts) > 255:
+        raise ConfigError(f"name='{config.name}' is no folder below `results`: it has 1 to 255 bytes a part, and no '..'")
+    _check_probes(config.probe)
+
+
+def _check_placement(config: Any) -> None:
+    """The placement exists, and its coefficients have values at this depth."""
+    depths = Depths(decoder=config.model.depth)
+    try:
+        entry = find(config.placement)
+        path_scales(entry, depths)
+        role_gains(entry, depths, branch_roles(config.model.ffn))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    except Exception as error:  # a user's own function may raise anything
+        text = f"placement '{config.placement}' fails at {depths.blocks} blocks: {type(error).__name__}: {error}"
+        raise ConfigError(text) from None
+
+
+def _check_probes(probe: Any) -> None:
+    """Every probed field exists."""
+    from normflax.probes.fields import FIELDS
+
+    for key in ("fields", "every_step"):
+        for name in getattr(probe, key):
+            if name not in FIELDS and name != "all":
+                raise ConfigError(unknown(f"probe.{key}", name, ["all", *FIELDS]))
