@@ -214,9 +214,14 @@ def test_a_data_seed_changes_the_losses_and_a_seed_repeats_them():
 
 
 def compilations(caplog, run) -> list[str]:
+    """What jax compiled meanwhile, in whatever thread (`jax.log_compiles` would only see this one)."""
     caplog.clear()
-    with jax.log_compiles(), caplog.at_level(logging.WARNING, logger="jax"):
-        run()
+    jax.config.update("jax_log_compiles", True)
+    try:
+        with caplog.at_level(logging.WARNING, logger="jax"):
+            run()
+    finally:
+        jax.config.update("jax_log_compiles", False)
     return [record.getMessage() for record in caplog.records if record.getMessage().startswith("Finished XLA compilation")]
 
 
@@ -249,12 +254,14 @@ SAME_LOSSES = ("probe__grid", "name", "model__init_std")  # the last is of model
 def test_a_second_run_that_differs_in_numbers_compiles_nothing(tmp_path, caplog):
     """Every traced number at once; and each of them alone reaches the program, so that the losses move with it."""
     config = tiny(optim__name="adamw", schedule__name="cosine", train__steps=4)
-    train(config, RunFolder.create(tmp_path / "warm"))
-    assert compilations(caplog, lambda: jax.jit(lambda x: x * 3.25)(1.0))  # this counter counts
+    programs.cache_clear()
+    first = compilations(caplog, lambda: train(config, RunFolder.create(tmp_path / "first")))
+    assert sum("jit(_start)" in line or "jit(<lambda>)" in line for line in first) >= 3  # init, evaluate and a step
     again = compilations(caplog, lambda: train(change(config, **NUMBERS), RunFolder.create(tmp_path / "run")))
     assert not again
     base = [row["loss"] for row in trained(config)[0]]
     for key, value in NUMBERS.items():
+        assert parts(change(config, **{key: value}))[1] is parts(config)[1], key
         rows, _, _ = trained(change(config, **{key: value}))
         assert ([row["loss"] for row in rows[:4]] != base) == (key not in SAME_LOSSES), key
 

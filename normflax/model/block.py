@@ -1,5 +1,6 @@
 """A sublayer is a branch and the wiring its placement declares; a block is its two sublayers."""
 
+import jax
 from flax import nnx
 from jaxtyping import Array
 
@@ -8,6 +9,14 @@ from normflax.model.attention import SelfAttention
 from normflax.model.ffn import FeedForward
 from normflax.model.init import named
 from normflax.model.placements import Placement
+
+
+def settled(x: Stream) -> Stream:
+    """x itself, computed once and kept: what is read of it can't change how the compiler fuses, and so rounds, what follows.
+
+    The same holds for its gradient. This is what lets probes leave every bit of a run alone.
+    """
+    return jax.lax.optimization_barrier(x)
 
 
 class Sublayer(nnx.Module):
@@ -30,14 +39,14 @@ class Sublayer(nnx.Module):
         """The next state, and every tensor on the way to it under the name it has in the equation."""
         skip = a * {"x": x, "u": u, "block": entry}[self.skip_from]
         written = b * self.out(y)
-        z = skip + written
-        return self.post(z), {"skip": skip, "written": written, "z": z}
+        z = settled(skip + written)
+        return settled(self.post(z)), {"skip": skip, "written": written, "z": z}
 
     def __call__(self, x: Stream, entry: Stream, a: Scalar, b: Scalar) -> tuple[Stream, dict[str, Array]]:
         """x and the block's input [B, T, D], this sublayer's coefficients a, b [] -> x' and the wires: what each norm reads
         (`pre`, `out`, `post`) and what is added (`skip`, `written`). What nobody uses is pruned by jit."""
         u = self.read(x)
-        y = self.branch(u)
+        y = settled(self.branch(u))
         state, wires = self.write(x, u, y, entry, a, b)
         return state, {"pre": x, "out": y, "post": wires["z"], "skip": wires["skip"], "written": wires["written"]}
 

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 from normflax.axes import Key, Logits, Stream, Tokens
 from normflax.model import init, norms, stack
-from normflax.model.block import Block
+from normflax.model.block import Block, settled
 from normflax.model.placements import Norm, Placement
 from normflax.probes.observer import Observer
 
@@ -75,7 +75,8 @@ class Transformer(nnx.Module):
         x = self.token_table[...][tokens]
         if self.position_table is not None:
             x = x + self.position_table[...][None, : tokens.shape[1]]
-        embedded, x = x, self.embed_norm(x)
+        embedded = settled(x)
+        x = settled(self.embed_norm(embedded)) if self.has_embed else embedded
         if observer is None or slots is None:
             x, _ = stack.run(self.blocks, x, skip, branch, sites=self.sites, remat=self.remat)
             return self.readout(x), {}

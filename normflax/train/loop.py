@@ -21,8 +21,8 @@ from normflax.records.store import RunFolder
 from normflax.train import health, optim
 from normflax.train.step import CHUNK
 
-INITIAL_WINDOWS = 512
-"""Held-out windows that the untrained model is measured on: its loss is known to about a percent, at a quarter of the cost."""
+INITIAL_WINDOWS = 256
+"""Held-out windows that the untrained model is measured on at most: they know its loss to a few thousandths of a nat."""
 
 SHORT = 500
 """A run of at most so many steps makes every step with the probing program: its few per cent cost less than compiling another."""

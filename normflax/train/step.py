@@ -82,6 +82,8 @@ def step(static, graph, state: State, hyper, arrays, t: Count, fields: tuple[str
     finite, factor, rate = jax.lax.optimization_barrier((finite, factor, rate))
     clipped = jax.tree.map(lambda g: g * factor, grads)
     change, memory = optim.update(static.optimiser, hyper, rate, clipped, state.memory, state.params)
+    # Held, so that reading the update does not change how it is added: a fused multiply-add rounds differently.
+    change = jax.lax.optimization_barrier(change)
     moved = State(jax.tree.map(jnp.add, state.params, change), memory)
     valid = jnp.sum(batch.mask.astype(jnp.float32))
     scalars = {
