@@ -11,7 +11,7 @@ import pytest
 import reference as ref
 from flax import nnx
 
-from normflax.config import CHOICES
+from normflax.checks import CHOICES
 from normflax.model import norms
 
 KINDS = [kind for kind in norms.NORMS if kind != "none"]

@@ -9,7 +9,7 @@ from flax import nnx
 from tiny import TINY, filled, tiny
 
 from normflax.build import hyper_part
-from normflax.config import CHOICES
+from normflax.checks import CHOICES
 from normflax.train import loop, optim
 
 ROLES = ("up", "gain", "bias", "embed")

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from normflax.config import CHOICES
+from normflax.checks import CHOICES
 from normflax.train.schedules import SHAPES, rate
 
 
