@@ -269,9 +269,16 @@ def test_a_second_run_that_differs_in_numbers_compiles_nothing(tmp_path, caplog)
 # ── Not finite ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("grid", ["none", "log"])
-def test_a_run_that_stops_being_finite_ends_there_with_what_it_had(tmp_path, grid):
-    """One update at rate 1e18 is made; the next loss is not finite, so update 1 is not made and the run is over."""
+@pytest.mark.parametrize(("grid", "short"), [("none", 500), ("log", 500), ("first and last", 500), ("first and last", 0)])
+def test_a_run_that_stops_being_finite_ends_there_with_what_it_had(tmp_path, monkeypatch, grid, short):
+    """One update at rate 1e18 is made; the next loss is not finite, so update 1 is not made and the run is over.
+
+    Its layers are recorded, whether the step was to be probed or not.
+    """
+    monkeypatch.setattr(loop, "SHORT", short)
+    if grid == "first and last":
+        monkeypatch.setattr(loop, "probed_steps", lambda grid, steps: (0, steps - 1))
+        grid = "log"
     config = tiny(optim__rate=1e18, train__steps=20, probe__grid=grid)
     status, rows, layers = recorded(config, tmp_path / "run")
     assert status["state"] == "finished" and status["verdict"] == "NONFINITE"
