@@ -44,6 +44,12 @@ def app(composed: Any) -> float:
         if HydraConfig.get().mode is RunMode.MULTIRUN:
             raise
         raise SystemExit(_say(error)) from None  # an exception proper would be announced by Hydra first
+    except Exception as error:
+        if HydraConfig.get().mode is RunMode.MULTIRUN:
+            raise
+        if not hasattr(error, "__notes__"):  # else the run that failed has said so, and its error.txt holds the traceback
+            traceback.print_exc()
+        raise SystemExit(1) from None
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -78,8 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
         mistake = settings.mistake(error)
         if mistake is not None:
             return _say(mistake)
-        if not hasattr(error, "__notes__"):  # else the run that failed has said so, and its error.txt holds the traceback
-            traceback.print_exc()
+        traceback.print_exc()
         return 1
     finally:
         sys.argv = before

@@ -86,8 +86,8 @@ def test_a_setting_that_can_change_the_numbers_changes_the_run(key):
 
 @pytest.mark.parametrize("key", sorted(ELSEWHERE))
 def test_a_setting_that_says_where_or_when_changes_nothing(key):
-    assert {"name", "results", "on_exists", "fail_fast"} == ELSEWHERE
-    assert run_id(tiny(**{key: OTHER[key]})) == run_id(tiny())
+    assert {"name", "results", "on_exists", "fail_fast", "data.path"} == ELSEWHERE
+    assert run_id(tiny(**{key.replace(".", "__"): OTHER[key]})) == run_id(tiny())
 
 
 def hash8(config: Config) -> str:
@@ -121,6 +121,8 @@ def test_text_makes_the_run_and_its_content_counts(tmp_path: Path):
     config = tiny(data=Data(name="files", path=str(path), windows=1))
     before = run_id(config)
     assert run_id(config) == before
+    moved = path.rename(tmp_path / "same text.txt")
+    assert run_id(tiny(data=Data(name="files", path=str(moved), windows=1))) == before
     path.write_bytes(b"abd" * 100)
     assert run_id(config) != before
 

@@ -308,6 +308,7 @@ def test_parameters_that_are_not_finite_show_in_the_next_loss(tmp_path):
 
 def test_parameters_that_are_not_finite_after_the_last_update_show_in_the_heldout_loss(tmp_path):
     status, rows, _ = recorded(zero_over_zero(train__steps=1), tmp_path / "run")
+    assert (status["diverged_at"], status["step"]) == (0, 1) and "after update 0, the last" in status["reason"]
     assert status["verdict"] == "NONFINITE" and math.isnan(status["heldout"]["final"])
     assert len(rows) == 1 and status["heldout"]["initial"] < 10
 
@@ -385,10 +386,11 @@ def test_the_record_of_a_run(tmp_path):
     assert set(status["levels"]) == {"uniform", "unigram", "bigram", "floor"} and status["levels"]["floor"] == 0
     assert status["parameters"]["total"] == status["parameters"]["decayed"] + status["parameters"]["undecayed"]
     assert status["data"] == {"name": "copy", "sha256": batches.load(config.data).sha256}
+    assert status["placement"]["equation"] == "x' = x + F(N(x))"
     assert {"name": "pre", "base_init": "xavier_normal", "norms": 5}.items() <= status["placement"].items()
     timings = status["timings"]
-    assert {"compile", "train", "total"} <= set(timings) and all(value >= 0 for value in timings.values())
-    assert timings["compile"] + timings["train"] <= timings["total"] and status["tokens_per_second"] > 0
+    assert set(timings) == {"compile", "train", "evaluate", "total"} and all(value >= 0 for value in timings.values())
+    assert timings["compile"] + timings["train"] + timings["evaluate"] <= timings["total"] and status["tokens_per_second"] > 0
 
     (part,) = folder.parts
     layers = pq.read_table(part).to_pandas()

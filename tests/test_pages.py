@@ -6,7 +6,7 @@ import pytest
 
 from normflax.model.placements import PLACEMENTS, N, Placement
 from normflax.probes.fields import FIELDS
-from normflax.report.equations import diagram, equation
+from normflax.model.equations import diagram, equation
 from normflax.report.pages import PAGES
 
 ROOT = Path(__file__).parents[1]

@@ -70,13 +70,26 @@ def test_a_machine_without_git_has_no_commit(checkout, monkeypatch):
 
 def test_a_process_is_alive_until_it_ends():
     mine = provenance.process()
-    assert mine == {"pid": os.getpid(), "host": socket.gethostname()} and provenance.alive(mine)
+    assert mine == {"pid": os.getpid(), "host": socket.gethostname(), "started": provenance.started(os.getpid())}
+    assert mine["started"] and provenance.alive(mine)
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        assert provenance.alive(mine | {"pid": other.pid})
+        its = mine | {"pid": other.pid, "started": provenance.started(other.pid)}
+        assert provenance.alive(its)
+        assert not provenance.alive(its | {"started": "before it"})  # the number of one that has ended, given to another
     finally:
         other.communicate()
-    assert not provenance.alive(mine | {"pid": other.pid})
+    assert not provenance.alive(its)
+
+
+def test_where_there_is_no_proc_ps_tells_when_a_process_began(monkeypatch):
+    def missing(path):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(provenance.Path, "read_text", missing)
+    told = subprocess.CompletedProcess([], 0, stdout="Tue Dec  1 08:00:00 2026\n")
+    monkeypatch.setattr(provenance.subprocess, "run", lambda *args, **kwargs: told)
+    assert provenance.started(1) == "Tue Dec  1 08:00:00 2026"
 
 
 def test_a_process_that_cant_be_known_is_not_taken_for_alive():

@@ -181,7 +181,7 @@ def test_a_run_that_another_process_is_training_is_left_alone(played):
     path = run_folder(TINY) / "status.json"
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        process = provenance.process() | {"pid": other.pid}
+        process = provenance.process() | {"pid": other.pid, "started": provenance.started(other.pid)}
         strict_json.write(path, strict_json.read(path) | {"state": "running", "process": process})
         for on_exists in ("skip", "overwrite", "error"):
             with pytest.raises(ConfigError):

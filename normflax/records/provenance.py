@@ -39,7 +39,7 @@ def commit() -> str | None:
 
 def process() -> dict[str, object]:
     """Who writes the run: so that another process can tell a run that goes on from one that was killed."""
-    return {"pid": os.getpid(), "host": socket.gethostname()}
+    return {"pid": os.getpid(), "host": socket.gethostname(), "started": started(os.getpid())}
 
 
 def alive(process: dict[str, object] | None) -> bool:
@@ -51,8 +51,21 @@ def alive(process: dict[str, object] | None) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
-    return True
+        pass  # another user's
+    return process.get("started") == started(int(str(process["pid"])))  # else the number has gone to another process
+
+
+def started(pid: int) -> str | None:
+    """When that process began, in the system's own words; None where it can't tell."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]  # ticks since the machine started
+    except OSError:
+        pass
+    try:
+        told = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=True)
+        return told.stdout.strip() or None
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -2,7 +2,7 @@
 
 from normflax.model.placements import KINDS, PLACEMENTS, Coefficient, Depths, norm_count, value
 from normflax.probes.fields import FIELDS
-from normflax.report.equations import diagram, equation
+from normflax.model.equations import diagram, equation
 
 SHOWN_DEPTHS = (6, 24, 100, 1000)
 

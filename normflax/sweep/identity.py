@@ -9,16 +9,15 @@ from normflax.config import Config, flat
 from normflax.data import sources
 from normflax.model.placements import Depths, branch_roles, find, path_scales, role_gains
 
-ELSEWHERE = frozenset({"name", "results", "on_exists", "fail_fast"})
-"""Settings that say where a run lands and what happens around it: they change none of its numbers."""
-
+ELSEWHERE = frozenset({"name", "results", "on_exists", "fail_fast", "data.path"})
+"""Settings that say where a run lands, what happens around it and where its text lies: they change none of its numbers."""
 
 TRACED = frozenset(
     {
         *("seed", "coef.alpha", "coef.beta", "coef.gain", "model.init_std", "model.embed_std", "model.position_std"),
         *("optim.rate", "optim.decay", "optim.beta1", "optim.beta2", "optim.eps", "optim.momentum", "optim.clip"),
         *("schedule.warmup_steps", "schedule.final", "train.steps", "probe.grid"),
-        *("data.seed", "data.heldout", "data.path", "data.concentration", "data.table_seed"),
+        *("data.seed", "data.heldout", "data.concentration", "data.table_seed"),
     }
 )
 """Settings that select no compiled program: numbers that are traced, and what only the host reads."""

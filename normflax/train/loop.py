@@ -12,6 +12,7 @@ import numpy as np
 from normflax.build import Programs, Static, hyper_part, programs, static_part
 from normflax.config import Config
 from normflax.data import batches, levels
+from normflax.model.equations import equation
 from normflax.model.placements import Depths, norm_count
 from normflax.model.transformer import matrices
 from normflax.probes.fields import tidy
@@ -55,15 +56,17 @@ def train(config: Config, folder: RunFolder, progress: Progress = lambda step, s
         data={"name": loaded.name, "sha256": loaded.sha256},
         placement={
             "name": config.placement,
+            "equation": equation(static.entry),
             "base_init": static.base,
             "norms": norm_count(static.entry, Depths(decoder=config.model.depth)),
         },
         device=str(jax.devices()[0].device_kind),
     )
 
+    prepared = time.perf_counter()
     initial = evaluate(compiled, state.params, hyper, padded, min(INITIAL_WINDOWS, config.data.windows))
     evaluated, began = time.perf_counter(), compiled.seconds
-    losses, norms, diverged_at, bad = [], [], None, None
+    losses, norms, diverged_at, reason, bad = [], [], None, None, None
     flushed = time.perf_counter()
     for rows, layers, now in updates(config, static, compiled, state, hyper, loaded.arrays):
         state = now
@@ -75,12 +78,17 @@ def train(config: Config, folder: RunFolder, progress: Progress = lambda step, s
         if rows[-1]["skipped"]:
             diverged_at = rows[-1]["step"]
             bad = health.first_bad(layers[-1][1]) if layers else None
+            reason = f"update {diverged_at} is not finite" + (f"; first in {bad}" if bad else "")
         if time.perf_counter() - flushed > FLUSH:
             folder.flush()
             flushed = time.perf_counter()
         progress(rows[-1]["step"], rows[-1])
     trained = time.perf_counter()
     final = evaluate(compiled, state.params, hyper, padded, config.data.windows)
+    measured = time.perf_counter()
+    made = len(losses) - (diverged_at is not None)
+    if diverged_at is None and not np.isfinite(final[0]):
+        diverged_at, reason = made - 1, f"the held-out loss after update {made - 1}, the last, is not finite"
 
     verdict = stability.run_verdict(
         np.array(losses),
@@ -96,10 +104,10 @@ def train(config: Config, folder: RunFolder, progress: Progress = lambda step, s
     training = trained - evaluated - compiling
     status = {
         "verdict": str(stability.Verdict.NONFINITE if diverged_at is not None else verdict),
-        "step": len(losses) - (diverged_at is not None),
+        "step": made,
         "diverged_at": diverged_at,
         "first_bad": bad,
-        "reason": None if diverged_at is None else f"update {diverged_at} is not finite" + (f"; first in {bad}" if bad else ""),
+        "reason": reason,
         "heldout": {
             "initial": initial[0],
             "initial_se": initial[1],
@@ -111,6 +119,7 @@ def train(config: Config, folder: RunFolder, progress: Progress = lambda step, s
         "timings": {
             "compile": compiled.seconds - spent,
             "train": training,
+            "evaluate": evaluated - prepared + measured - trained,
             "total": time.perf_counter() - start,
         },
     }
