@@ -21,13 +21,13 @@ from jaxtyping import Array
 from normflax import config as settings
 from normflax.data.batches import Batch, Task
 from normflax.model.init import named
-from normflax.model.placements import Depths, Placement, branch_roles, find, path_scales, role_gains
+from normflax.model.placements import RESIDUAL, WRITERS, Depths, N, Placement, branch_roles, find, path_scales, role_gains
 from normflax.model.transformer import Transformer
-from normflax.probes.fields import chosen
+from normflax.probes.fields import on_batch
 from normflax.train import optim, step
 from normflax.train.step import State
 
-TRACED_MODEL = {"init_std": 0.0, "embed_std": 0.0, "position_std": 0.0}
+TRACED_MODEL = {"init_std": 0.0, "embed_std": 0.0, "embed_scale": 0.0, "position_std": 0.0, "residual_scaling": False}
 """The numbers of `model.*` that are traced: they don't select a program."""
 
 
@@ -43,14 +43,20 @@ class Static:
     task: Task
     batch: int
     tokens: int
+    accumulate: int
     windows: int
     fields: tuple[str, ...]
     every_step: tuple[str, ...]
 
     @property
     def entry(self) -> Placement:
-        """The placement's entry in the table."""
-        return find(self.placement)
+        """The placement's entry in the table, with the norms that `model.*` adds to it."""
+        entry = find(self.placement)
+        if self.model.embed_norm:
+            entry = replace(entry, embed=entry.embed or N)
+        if self.model.qk_norm:
+            entry = replace(entry, q=entry.q or N, k=entry.k or N)
+        return entry
 
     @property
     def base(self) -> str:
@@ -62,16 +68,17 @@ def static_part(config: settings.Config, task: Task) -> Static:
     """The part of the settings that selects programs."""
     return Static(
         placement=config.placement,
-        model=replace(config.model, **TRACED_MODEL),
+        model=replace(config.model, **TRACED_MODEL, dropout=float(config.model.dropout > 0)),
         norm=config.norm,
         optimiser=config.optim.name,
         schedule=config.schedule.name,
         task=task,
         batch=config.train.batch,
         tokens=config.train.tokens,
+        accumulate=config.train.accumulate,
         windows=-(-config.data.windows // config.train.batch) * config.train.batch,
-        fields=chosen(tuple(config.probe.fields)),
-        every_step=chosen(tuple(config.probe.every_step)),
+        fields=on_batch(config.probe.fields),
+        every_step=on_batch(config.probe.every_step),
     )
 
 
@@ -85,7 +92,9 @@ def hyper_part(config: settings.Config) -> dict:
     skip, branch = path_scales(entry, depths)
     gains = role_gains(entry, depths, branch_roles(config.model.ffn))
     if c.gain is not None:
-        gains |= {role: [c.gain] * depths.blocks for role in ("v", "out", "up", "down")}
+        gains |= {role: [c.gain] * depths.blocks for role in WRITERS}
+    if config.model.residual_scaling:
+        gains |= {role: [gain * depths.sublayers**-0.5 for gain in gains[role]] for role in RESIDUAL}
     m, f = config.model, jnp.float32
     return {
         "seed": jnp.uint32(config.seed),
@@ -94,15 +103,23 @@ def hyper_part(config: settings.Config) -> dict:
         "branch": jnp.asarray(branch if c.beta is None else np.full_like(branch, c.beta), f),
         "gains": {role: jnp.asarray(values, f) for role, values in gains.items()},
         "std": {"weight": f(m.init_std), "embed": f(m.embed_std), "position": f(m.position_std)},
+        "embed_scale": f(m.embed_scale),
+        "dropout": f(m.dropout),
+        "label_smoothing": f(config.train.label_smoothing),
+        "z_loss": f(config.train.z_loss),
         "rate": f(o.rate),
         "warmup": jnp.int32(config.schedule.warmup_steps),
         "total": jnp.int32(config.train.steps),
         "final": f(config.schedule.final),
+        "decay_share": f(config.schedule.decay_share),
+        "start": f(config.schedule.start),
         "decay": f(o.decay),
         "beta1": f(o.beta1),
         "beta2": f(o.beta2),
         "eps": f(o.eps),
         "momentum": f(o.momentum),
+        "memory": f(o.memory),
+        "update_clip": f(o.update_clip),
         "clip": f(jnp.inf if o.clip is None else o.clip),
     }
 
@@ -124,7 +141,7 @@ def transformer(static: Static, hyper: dict) -> Transformer:
 
 
 class Programs:
-    """The compiled programs of one static key: init, advance, probe and evaluate.
+    """The compiled programs of one static key: init, advance, probe, evaluate, represent and angles.
 
     Each is compiled once, at `prepare` or at its first use; `seconds` is the time spent on it.
     """
@@ -155,6 +172,14 @@ class Programs:
         """See train.step.evaluate."""
         return self._call("evaluate", params, hyper, windows, count)
 
+    def represent(self, params: nnx.State, hyper: dict, windows: Batch):
+        """See train.step.represent."""
+        return self._call("represent", params, hyper, windows)
+
+    def angles(self, params: nnx.State, hyper: dict, windows: Batch):
+        """See train.step.angles."""
+        return self._call("angles", params, hyper, windows)
+
     def prepare(self, hyper: dict, arrays: dict, windows: Batch, steps: tuple[str, ...]) -> None:
         """Compile what a run will need side by side: init, evaluate, and those of `probe` and `advance` that `steps` names."""
         step_of = jax.ShapeDtypeStruct((), jnp.int32)
@@ -184,8 +209,7 @@ class Programs:
     def _lower(self, name: str, *args):
         if name == "init":
             return jax.jit(self._start).lower(*args)
-        function = {"advance": step.advance, "probe": step.probe, "evaluate": step.evaluate}[name]
-        donated = () if name == "evaluate" else (0,)
+        function, donated = getattr(step, name), (0,) if name in ("advance", "probe") else ()
         return jax.jit(lambda *args: function(self.static, self.graph, *args), donate_argnums=donated).lower(*args)
 
     def _call(self, name: str, *args):

@@ -15,9 +15,11 @@ class ConfigError(ValueError):
 CHOICES = {
     "norm.kind": ("layer", "rms", "none"),
     "norm.gain_form": ("w", "1+w"),
-    "model.ffn": ("gelu", "swiglu"),
-    "model.positions": ("learned", "rope"),
-    "model.init": (None, "xavier_normal", "normal"),
+    "model.ffn": ("relu", "gelu", "swiglu"),
+    "model.positions": ("learned", "sinusoidal", "rope", "none"),
+    "model.mask": ("causal", "bidirectional"),
+    "model.init": (None, "xavier_normal", "xavier_uniform", "lecun", "normal", "truncated_normal"),
+    "model.dtype": ("float32", "bfloat16"),
     "model.remat": ("dots", "full", "none"),
     "data.name": ("stdlib", "files", "copy", "markov"),
     "optim.name": ("adamw", "adam", "sgd"),
@@ -31,12 +33,18 @@ AT_LEAST = {
     "model.depth": 1,
     "model.width": 1,
     "model.heads": 1,
+    "model.kv_heads": 1,
+    "model.init_std": 0,
+    "model.embed_std": 0,
+    "model.position_std": 0,
     "data.windows": 1,
     "data.vocab": 2,
     "data.lag": 1,
     "train.steps": 1,
     "train.batch": 1,
     "train.tokens": 1,
+    "train.accumulate": 1,
+    "train.z_loss": 0,
     "schedule.warmup_steps": 0,
     "seed": 0,
     "data.seed": 0,
@@ -48,6 +56,10 @@ AT_LEAST = {
     "optim.clip": 0,
     "norm.eps": 0,
 }
+
+
+IN_PLACE = ("copy", "modk")
+"""Data whose targets are functions of the inputs, and not the next token."""
 
 
 def examine(config: Any, values: Mapping[str, Any]) -> None:
@@ -65,14 +77,9 @@ def examine(config: Any, values: Mapping[str, Any]) -> None:
             )
     if max(config.seed, config.data.seed or 0) >= 2**32:
         raise ConfigError("seed and data.seed are below 2**32")
-    m, s = config.model, config.schedule
+    s = config.schedule
     _check_placement(config)
-    if m.hidden < 1:
-        raise ConfigError(f"model.ffn_ratio={m.ffn_ratio} leaves no FFN at model.width={m.width}")
-    if m.width % m.heads:
-        raise ConfigError(f"model.heads={m.heads} does not divide model.width={m.width}")
-    if m.positions == "rope" and (m.width // m.heads) % 2:
-        raise ConfigError(f"model.positions=rope turns pairs of features, and a head of {m.width // m.heads} is odd")
+    _check_model(config)
     if s.warmup_steps and s.warmup_steps >= config.train.steps:
         raise ConfigError(
             f"schedule.warmup_steps={s.warmup_steps} is not below train.steps={config.train.steps}: the peak is never held"
@@ -95,6 +102,7 @@ def examine(config: Any, values: Mapping[str, Any]) -> None:
     parts = Path(config.name).parts
     if not parts or ".." in parts or Path(config.name).is_absolute() or max(len(part.encode()) for part in parts) > 255:
         raise ConfigError(f"name='{config.name}' is no folder below `results`: it has 1 to 255 bytes a part, and no '..'")
+    _check_train(config)
     _check_probes(config.probe)
 
 
@@ -112,11 +120,46 @@ def _check_placement(config: Any) -> None:
         raise ConfigError(text) from None
 
 
+def _check_model(config: Any) -> None:
+    """The parts of the model fit each other."""
+    m = config.model
+    if m.hidden < 1:
+        raise ConfigError(f"model.ffn_ratio={m.ffn_ratio} leaves no FFN at model.width={m.width}")
+    if m.width % m.heads:
+        raise ConfigError(f"model.heads={m.heads} does not divide model.width={m.width}")
+    if m.heads % m.groups:
+        raise ConfigError(f"model.kv_heads={m.kv_heads} does not divide model.heads={m.heads}")
+    if m.positions == "rope" and (m.width // m.heads) % 2:
+        raise ConfigError(f"model.positions=rope turns pairs of features, and a head of {m.width // m.heads} is odd")
+    for key in ("qk_norm", "embed_norm"):
+        if getattr(m, key) and config.norm.kind == "none":
+            raise ConfigError(f"model.{key}=true needs a norm: norm.kind=none is none")
+    if not 0 <= m.dropout < 1:
+        raise ConfigError(f"model.dropout={m.dropout} is the share that is dropped: from 0 to below 1")
+    if m.mask == "bidirectional" and config.data.name not in IN_PLACE:
+        raise ConfigError(
+            f"model.mask=bidirectional shows a model of data.name={config.data.name} the token it is to predict:"
+            f" it goes with {' and '.join(IN_PLACE)}"
+        )
+
+
+def _check_train(config: Any) -> None:
+    """The batch can be taken apart, and its target softened."""
+    t = config.train
+    if t.batch % t.accumulate:
+        raise ConfigError(f"train.accumulate={t.accumulate} does not divide train.batch={t.batch}")
+    if not 0 <= t.label_smoothing < 1:
+        raise ConfigError(f"train.label_smoothing={t.label_smoothing} is a share of a target's probability: from 0 to below 1")
+
+
 def _check_probes(probe: Any) -> None:
     """Every probed field exists."""
-    from normflax.probes.fields import FIELDS
+    from normflax.probes.fields import BESIDE, FIELDS
 
     for key in ("fields", "every_step"):
         for name in getattr(probe, key):
-            if name not in FIELDS and name != "all":
-                raise ConfigError(unknown(f"probe.{key}", name, ["all", *FIELDS]))
+            if name not in FIELDS and name not in ("core", "all"):
+                raise ConfigError(unknown(f"probe.{key}", name, ["core", "all", *FIELDS]))
+    for name in BESIDE:
+        if name in probe.every_step:
+            raise ConfigError(f"probe.every_step={name} is read beside the steps, at those of probe.grid: put it into probe.fields")

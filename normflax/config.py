@@ -40,16 +40,24 @@ class Model:
     depth: int = 12  # blocks
     width: int = 64
     heads: int = 4
-    ffn: str = "gelu"  # gelu | swiglu
+    kv_heads: int | None = None  # grouped-query attention: heads of k and v, each shared by heads/kv_heads; null: heads
+    qk_norm: bool = False  # norm.kind over each head's q and k, before rope
+    mask: str = "causal"  # causal | bidirectional
+    ffn: str = "gelu"  # relu | gelu | swiglu
     ffn_ratio: float = 4.0  # FFN width / width
-    positions: str = "learned"  # learned | rope
+    positions: str = "learned"  # learned | sinusoidal | rope | none
     bias: bool = True  # biases of the branches
     tied: bool = False  # one matrix for embedding and head
-    fused_qkv: bool = True  # store q, k, v in one array
-    init: str | None = None  # xavier_normal | normal; null: the placement's own, else xavier_normal
-    init_std: float = 0.02  # of init=normal
+    fused_qkv: bool = True  # store q, k, v in one array where they are equally wide
+    init: str | None = None  # xavier_normal | xavier_uniform | lecun | normal | truncated_normal; null: the placement's own
+    init_std: float = 0.02  # of init=normal and truncated_normal
+    residual_scaling: bool = False  # GPT-2: out and down start 1/sqrt(sublayers) as large
     embed_std: float = 1.0
+    embed_scale: float = 1.0  # what the token embeddings are multiplied by
+    embed_norm: bool = False  # norm.kind on the embedding, whatever the placement
     position_std: float = 0.02
+    dropout: float = 0.0  # of the embedding, the attention weights and every branch's result
+    dtype: str = "float32"  # float32 | bfloat16: of the stream and the products; parameters and statistics stay float32
     remat: str = "dots"  # dots | full | none: what the backward pass computes again
 
     @property
@@ -57,17 +65,25 @@ class Model:
         """FFN width F."""
         return round(self.ffn_ratio * self.width)
 
+    @property
+    def groups(self) -> int:
+        """Heads G of k and v."""
+        return self.kv_heads or self.heads
+
 
 @dataclass(frozen=True)
 class Data:
     """`data.*`: what is predicted."""
 
-    name: str = "stdlib"  # stdlib | files | copy | markov
-    path: str | None = None  # files: a file, a folder or a glob
+    name: str = "stdlib"  # stdlib | files | tokens | copy | modk | markov | mixture
+    path: str | None = None  # files: a file, a folder or a glob; tokens: a .npy or .bin file of token ids
+    parts: list[str] = field(default_factory=list)  # mixture: names of other sources
+    weights: list[float] = field(default_factory=list)  # mixture: the share of sequences each part gives; empty: equal
     heldout: float = 0.1  # share of the text that is never trained on
     windows: int = 512  # held-out windows that the loss is measured on; comparisons take 2048
-    vocab: int = 64  # copy, markov
-    lag: int = 1  # copy: the target is the token `lag` places back
+    vocab: int = 64  # tokens, copy, modk, markov
+    lag: int = 1  # copy: the target is the token `lag` places back; modk: this token plus that one, modulo vocab
+    order: int = 1  # markov: how many tokens the next one depends on
     concentration: float = 0.3  # markov: Dirichlet parameter of the rows
     table_seed: int = 0  # markov: draws the rows
     seed: int | None = None  # order of the batches; null: the run's seed
@@ -77,13 +93,15 @@ class Data:
 class Optim:
     """`optim.*`: decay is decoupled and acts on matrices only."""
 
-    name: str = "adam"  # adamw | adam | sgd
+    name: str = "adam"  # adamw | adam | sgd | lion | adafactor | muon
     rate: float = 1e-3  # the peak
-    decay: float = 0.0  # adamw, sgd
-    beta1: float = 0.9
-    beta2: float = 0.98
-    eps: float = 1e-8
-    momentum: float = 0.0  # sgd
+    decay: float = 0.0  # all but adam
+    beta1: float = 0.9  # adam, adamw, lion; muon: of what is no branch matrix
+    beta2: float = 0.98  # adam, adamw, lion; muon: of what is no branch matrix
+    eps: float = 1e-8  # adam, adamw, adafactor; muon: of what is no branch matrix
+    momentum: float = 0.0  # sgd, muon
+    memory: float = 0.8  # adafactor: the weight of the past at update t is 1 - t^-memory
+    update_clip: float = 1.0  # adafactor: largest rms of a matrix's update before the rate
     clip: float | None = None  # global gradient norm
 
 
@@ -91,9 +109,11 @@ class Optim:
 class Schedule:
     """`schedule.*`: linear warm-up to the peak, then the named shape."""
 
-    name: str = "constant"  # constant | cosine
+    name: str = "constant"  # constant | linear | cosine | inverse_sqrt | wsd | ramp | geometric_ramp
     warmup_steps: int = 0
-    final: float = 0.0  # cosine: the last rate, as a share of the peak
+    final: float = 0.0  # linear, cosine, wsd: the last rate, as a share of the peak
+    decay_share: float = 0.2  # wsd: the share of the steps at the end in which the rate falls
+    start: float = 1e-3  # ramp, geometric_ramp: the first rate, as a share of the peak that the last update has
 
 
 @dataclass(frozen=True)
@@ -103,6 +123,9 @@ class Train:
     steps: int = 300
     batch: int = 16  # sequences
     tokens: int = 64  # per sequence
+    accumulate: int = 1  # parts of a batch whose gradients are added up one after the other
+    label_smoothing: float = 0.0  # share of a target's probability that is spread over the vocabulary
+    z_loss: float = 0.0  # weight of mean (ln Z)² in what is minimised
 
 
 @dataclass(frozen=True)
@@ -110,7 +133,7 @@ class Probe:
     """`probe.*`: which fields of normflax/probes/fields.py are recorded, and when."""
 
     grid: str = "log"  # log: steps 0, 1, 2, 4, …, every steps/50 and the last | all | none
-    fields: list[str] = field(default_factory=lambda: ["all"])
+    fields: list[str] = field(default_factory=lambda: ["core"])  # names of normflax/probes/fields.py, core or all
     every_step: list[str] = field(default_factory=list)  # fields recorded at every step, whatever the grid
 
 

@@ -19,7 +19,9 @@ from normflax.config import Config, check
 from normflax.data import batches
 from normflax.data.batches import Batch
 from normflax.model.placements import KINDS, PLACEMENTS, N, Placement
+from normflax.probes.fields import on_batch
 from normflax.train import step
+from normflax.train.losses import mean_loss
 
 minimax = Placement(embed=N, pre=N, final=N, skip_from="u", skip=1.3, branch=0.7)
 two_hop = Placement(out=N, post=N, skip_from="block", skip=lambda kind, block, depths: block + 0.5 * (kind == "ffn"))
@@ -48,6 +50,25 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "coef__alpha": 1.7,
         "coef__beta": 0.6,
     },
+    "grouped": {
+        "model__heads": 4,
+        "model__kv_heads": 2,
+        "model__qk_norm": True,
+        "model__ffn": "relu",
+        "model__positions": "sinusoidal",
+        "model__mask": "bidirectional",
+        "model__embed_scale": 3.0,
+        "model__embed_norm": True,
+    },
+    "inner": {
+        "norm__kind": "rms",
+        "norm__gain_form": "1+w",
+        "model__qk_norm": True,
+        "model__ffn": "swiglu",
+        "model__positions": "rope",
+        "model__embed_scale": 0.5,
+    },
+    "bagged": {"model__positions": "none", "model__ffn": "relu", "model__mask": "bidirectional", "model__tied": True},
     "none": {"norm__kind": "none", "model__positions": "rope", "model__tied": True, "coef__beta": 0.3},
 }
 
@@ -65,7 +86,8 @@ class Model(NamedTuple):
 
 @cache
 def settings(placement: str, **changes: Any) -> tuple[Config, Static, dict]:
-    config = check(tiny(placement=placement, **changes))
+    # A cache takes no list, and settings take no tuple.
+    config = check(tiny(placement=placement, **{k: [*v] if isinstance(v, tuple) else v for k, v in changes.items()}))
     return config, static_part(config, batches.load(config.data).task), hyper_part(config)
 
 
@@ -100,6 +122,8 @@ TOP = {"token_table": "embed.tokens", "position_table": "embed.positions", "head
 def name(path: tuple) -> str:
     """The reference's name of the parameter at `path`."""
     match path:
+        case ("blocks", kind, "branch", norm, "affine", leaf):
+            return f"{kind}.{norm}.{leaf}"
         case ("blocks", kind, "branch", leaf):
             return f"{kind}.{leaf}"
         case ("blocks", kind, site, "affine", leaf):
@@ -122,10 +146,11 @@ def spec(config: Config, static: Static, hyper: dict) -> ref.Spec:
     """The reference's words for the model."""
     c, entry = config.model, static.entry
     sites = {site: getattr(entry, site) is not None for site in ("pre", "out", "post", "final", "embed")}
+    inner = {"groups": c.groups, "qk_norm": c.qk_norm, "embed_scale": c.embed_scale, "causal": c.mask == "causal"}
     scales = {"a": np.ravel(hyper["skip"]), "b": np.ravel(hyper["branch"])}
     norm = {"norm": config.norm.kind, "eps": config.norm.eps, "gain_form": config.norm.gain_form}
     form = {"ffn": c.ffn, "positions": c.positions, "tied": c.tied, "skip_from": entry.skip_from}
-    return ref.Spec(depth=c.depth, width=c.width, heads=c.heads, **form, **norm, **sites, **scales)
+    return ref.Spec(depth=c.depth, width=c.width, heads=c.heads, **form, **inner, **norm, **sites, **scales)
 
 
 def some_batch(tokens: int = 5) -> Batch:
@@ -151,7 +176,7 @@ class Gradients(NamedTuple):
 def backward(placement: str, **changes: Any):
     """The product's scanned, observed pass as one compiled function of (params, hyper, batch)."""
     graph = model(placement, **changes).graph
-    return quick(lambda params, hyper, batch: step.gradients(graph, params, hyper, batch, observe=True))
+    return quick(lambda params, hyper, batch: step.gradients(graph, params, hyper, batch, fields=on_batch(["all"])))
 
 
 @cache
@@ -182,17 +207,14 @@ def looped(placement: str, **changes: Any) -> Loop:
 
     def loss(params, zeros):
         built = nnx.merge(m.graph, params)
-        x = built.token_table[...][batch.inputs]
-        if built.position_table is not None:
-            x = x + built.position_table[...][None, : x.shape[1]]
-        x = built.embed_norm(x) + zeros[0]
+        x = built.embed_norm(built.embed(batch.inputs, m.hyper["embed_scale"])) + zeros[0]
         blocks, weights = nnx.split(built.blocks)
         for l in range(m.config.model.depth):
             block, entry = nnx.merge(blocks, jax.tree.map(lambda w, l=l: w[l], weights)), x
             for i, kind in enumerate(KINDS):
                 x = getattr(block, kind)(x, entry, skip[l, i], branch[l, i])[0] + zeros[2 * l + i + 1]
-        logits = built.readout(x)
-        return step.mean_loss(logits, batch.targets, batch.mask), logits
+        logits = built.logits(built.readout(x))
+        return mean_loss(logits, batch.targets, batch.mask), logits
 
     zeros = jnp.zeros((skip.size + 1, *batch.inputs.shape, m.config.model.width))
     (value, logits), (params, states) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(m.params, zeros)

@@ -10,13 +10,14 @@ One sublayer, with F the attention or the FFN of the block, attention first:
     z  = a * skip + b * y         skip is x, u or the input of the block
     x' = post(z)                  norm or identity
 
-Letters: B batch, T tokens, D width, H heads, K = D / H head width, F FFN width, V vocabulary, L blocks, S = 2 L
+Letters: B batch, T tokens, D width, H heads, G heads of k and v, K = D / H head width, F FFN width, V vocabulary, L blocks, S = 2 L
 sublayers. Parameters are a flat dictionary; those of blocks are stacked on a leading L axis; weights are [in, out]:
 
     embed.tokens [V, D] · embed.positions [T_max, D] (learned positions only) · head [D, V] (untied only)
-    attention.q, .k, .v, .out [L, D, D] · ffn.up, .gate [L, D, F] · ffn.down [L, F, D]   (gate: swiglu only)
-    attention.q_bias, .k_bias, .v_bias, .out_bias, ffn.down_bias [L, D] · ffn.up_bias, .gate_bias [L, F]   (optional)
+    attention.q, .out [L, D, D], .k, .v [L, D, G K] · ffn.up, .gate [L, D, F] · ffn.down [L, F, D]   (gate: swiglu only)
+    attention.q_bias, .out_bias, ffn.down_bias [L, D], attention.k_bias, .v_bias [L, G K] · ffn.up_bias, .gate_bias [L, F]   (optional)
     attention.norm_pre.scale, .bias [L, D], likewise norm_out, norm_post, and ffn.norm_*   (optional)
+    attention.q_norm.scale, .bias, .k_norm.scale, .bias [L, K] (qk_norm only)
     final.scale, final.bias, embed.scale, embed.bias [D]   (optional: no scale is an effective gain of 1, no bias is 0)
 """
 
@@ -36,8 +37,8 @@ Tokens = Int[np.ndarray, "B T"]
 Mask = Bool[np.ndarray, "B T"]
 
 CHOICES = {
-    "ffn": ("gelu", "swiglu"),
-    "positions": ("learned", "rope"),
+    "ffn": ("relu", "gelu", "swiglu"),
+    "positions": ("learned", "sinusoidal", "rope", "none"),
     "norm": ("layer", "rms", "none"),
     "gain_form": ("w", "1+w"),
     "skip_from": ("x", "u", "block"),
@@ -51,6 +52,9 @@ class Spec:
     depth: int
     width: int
     heads: int
+    groups: int | None = None
+    qk_norm: bool = False
+    embed_scale: float = 1.0
     ffn: str = "gelu"
     positions: str = "learned"
     norm: str = "layer"
@@ -79,12 +83,13 @@ class Trace:
     entry s the stream after sublayer s; the last one is read before the final norm.
 
     norm_inputs: "attention.pre", "ffn.post", … -> one [B, T, D] a block; "embed" and "final" -> a list of one.
-    branch: a (b * out(F(u)), a * skip) pair a sublayer.
+    branch: a (b * out(F(u)), a * skip) pair a sublayer. scores [B, H, T, T] of every attention, -inf where a key is not seen.
     """
 
     states: list[np.ndarray] = field(default_factory=list)
     norm_inputs: dict[str, list[np.ndarray]] = field(default_factory=lambda: defaultdict(list))
     branch: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    scores: list[np.ndarray] = field(default_factory=list)
     readout: np.ndarray = field(default_factory=lambda: np.empty(0))
     logits: np.ndarray = field(default_factory=lambda: np.empty(0))
 
@@ -118,6 +123,16 @@ def rotate(x: Float[np.ndarray, "B T H K"]) -> Float[np.ndarray, "B T H K"]:
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
+def sinusoids(tokens: int, width: int) -> Float[np.ndarray, "T D"]:
+    """PE(t, 2i) = sin(t / 10000^(2i/D)), PE(t, 2i + 1) = cos(t / 10000^(2i/D)). Source: Vaswani et al. 2017, section 3.5."""
+    table = np.empty((tokens, width))
+    for t in range(tokens):
+        for j in range(width):
+            angle = t / 10_000.0 ** ((j - j % 2) / width)
+            table[t, j] = np.cos(angle) if j % 2 else np.sin(angle)
+    return table
+
+
 def softmax(x: np.ndarray) -> np.ndarray:
     """exp(x) / sum(exp(x)) over the last axis; entries of -inf get exactly 0."""
     e = np.exp(x - x.max(-1, keepdims=True))
@@ -129,17 +144,29 @@ def linear(p: Params, name: str, x: np.ndarray) -> np.ndarray:
     return x @ p[name] + p.get(f"{name}_bias", 0.0)
 
 
-def attention(p: Params, u: Stream, spec: Spec) -> Stream:
-    """softmax(q k^T / sqrt(K)) v per head, then the output matrix; head h owns the features h K … (h + 1) K - 1."""
+def scores_and_values(p: Params, u: Stream, spec: Spec) -> tuple[np.ndarray, np.ndarray]:
+    """q k^T / sqrt(K) [B, H, T, T], -inf where a key is not seen, and v [B, T, H, K]; head h owns the features h K … (h + 1) K - 1.
+
+    With G heads of k and v, head h of q meets head h G // H of them.
+    """
     B, T, D = u.shape
-    q, k, v = (linear(p, role, u).reshape(B, T, spec.heads, D // spec.heads) for role in "qkv")
+    q, k, v = (linear(p, role, u).reshape(B, T, -1, D // spec.heads) for role in "qkv")
+    if spec.qk_norm:
+        q, k = _norm(p, "q_norm", q, spec), _norm(p, "k_norm", k, spec)
+    mine = [h * (spec.groups or spec.heads) // spec.heads for h in range(spec.heads)]
+    k, v = k[:, :, mine], v[:, :, mine]
     if spec.positions == "rope":
         q, k = rotate(q), rotate(k)
     scores = np.einsum("bthk,bshk->bhts", q, k) / np.sqrt(D // spec.heads)
     if spec.causal:
         scores = np.where(np.tri(T, dtype=bool), scores, -np.inf)
-    context = np.einsum("bhts,bshk->bthk", softmax(scores), v)
-    return linear(p, "out", context.reshape(B, T, D))
+    return scores, v
+
+
+def attention(p: Params, u: Stream, spec: Spec) -> Stream:
+    """softmax(q k^T / sqrt(K)) v per head, then the output matrix."""
+    scores, v = scores_and_values(p, u, spec)
+    return linear(p, "out", np.einsum("bhts,bshk->bthk", softmax(scores), v).reshape(u.shape))
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
@@ -153,9 +180,10 @@ def silu(x: np.ndarray) -> np.ndarray:
 
 
 def feedforward(p: Params, u: Stream, spec: Spec) -> Stream:
-    """gelu(u W_up) W_down, or (silu(u W_gate) * u W_up) W_down (Shazeer 2020), with the biases there are."""
-    if spec.ffn == "gelu":
-        return linear(p, "down", gelu(linear(p, "up", u)))
+    """gelu(u W_up) W_down, relu(u W_up) W_down, or (silu(u W_gate) * u W_up) W_down (Shazeer 2020), with the biases there are."""
+    if spec.ffn in ("relu", "gelu"):
+        up = linear(p, "up", u)
+        return linear(p, "down", gelu(up) if spec.ffn == "gelu" else np.where(up > 0, up, 0.0))
     return linear(p, "down", silu(linear(p, "gate", u)) * linear(p, "up", u))
 
 
@@ -189,6 +217,8 @@ def stack(
         block_input = x if kind == "attention" else block_input
         u = norm("pre", x) if spec.pre else x
         y = branches[kind](p, u, spec)
+        if branches[kind] is attention:
+            trace.scores.append(scores_and_values(p, u, spec)[0])
         y = norm("out", y) if spec.out else y
         skip = {"x": x, "u": u, "block": block_input}[spec.skip_from]
         written, kept = b[s] * y, a[s] * skip
@@ -214,9 +244,11 @@ def _float64(params: Params) -> Params:
 def forward(params: Params, tokens: Tokens, spec: Spec, branches: Branches = BRANCHES) -> Trace:
     """The whole model, in float64 whatever the dtype of the parameters."""
     p = _float64(params)
-    embedded = p["embed.tokens"][tokens]
+    embedded = spec.embed_scale * p["embed.tokens"][tokens]
     if spec.positions == "learned":
         embedded = embedded + p["embed.positions"][: tokens.shape[1]]
+    if spec.positions == "sinusoidal":
+        embedded = embedded + sinusoids(tokens.shape[1], spec.width)
     trace = stack(p, spec, _norm(p, "embed", embedded, spec) if spec.embed else embedded, branches=branches)
     if spec.embed:
         trace.norm_inputs["embed"].append(embedded)
@@ -252,9 +284,22 @@ def statistics(trace: Trace) -> dict:
     peak          [S+1]: max over (b, t, i) of |x| (M04)
     norm_input    site -> [norms]: mean over (b, t) of ||u||_2 / sqrt(D), uncentred, for every norm (M03)
     branch_ratio  [S]: mean over (b, t) of ||b * out(F(u))||_2 / ||a * skip||_2 (M22)
+    attention_entropy [L]: mean over (b, h, t) of -sum_j A ln A; _share: that over the mean over t of ln(keys seen) (M23)
+    max_logit     [L]: largest score of a key that is seen (M24)
+    log_z, log_z_rms, mean_logit []: of ln Z = ln sum exp(logits) the mean and root mean square; mean of the logits (M25)
     """
     length = np.linalg.norm
+    weights = [softmax(scores) for scores in trace.scores]
+    entropy = np.array([np.mean(-np.sum(w * np.log(np.where(w > 0, w, 1)), -1)) for w in weights])
+    seen = np.array([np.mean(np.log(np.isfinite(scores).sum(-1))) for scores in trace.scores])
+    log_z = np.log(np.exp(trace.logits).sum(-1))
     return {
+        "attention_entropy": entropy,
+        "attention_entropy_share": entropy / seen,
+        "max_logit": np.array([scores.max() for scores in trace.scores]),
+        "log_z": np.mean(log_z),
+        "log_z_rms": np.sqrt(np.mean(log_z**2)),
+        "mean_logit": np.mean(trace.logits),
         "second_moment": np.array([np.mean(x**2) for x in trace.states]),
         "variance": np.array([x.var(-1).mean() for x in trace.states]),
         "peak": np.array([np.abs(x).max() for x in trace.states]),

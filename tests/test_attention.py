@@ -9,8 +9,9 @@ import pytest
 import reference as ref
 from models import quick
 
-from normflax.model.attention import SelfAttention, attend, causal, rotate
+from normflax.model.attention import MASKS, SelfAttention, attend, rotate
 from normflax.model.ffn import FeedForward
+from normflax.model.norms import Identity
 
 B, H, T, K, D = 2, 2, 4, 4, 8
 
@@ -54,7 +55,7 @@ def test_a_query_that_sees_no_key_gives_zeros(dtype, tolerance: float):
     y, gradients = attended(q, k, v, jnp.asarray(mask))
     assert y.dtype == dtype and (y[:, :, 2] == 0).all()
     np.testing.assert_allclose(np.asarray(y, np.float64), spelled_out(q, k, v, mask), atol=tolerance)
-    whole, rest = attended(q, k, v, causal(T))[0], np.array([0, 1, 3])
+    whole, rest = attended(q, k, v, MASKS["causal"](T))[0], np.array([0, 1, 3])
     np.testing.assert_array_equal(np.asarray(y)[:, :, rest], np.asarray(whole)[:, :, rest])
     assert all(np.isfinite(np.asarray(g, np.float32)).all() for g in gradients)
     assert (np.asarray(gradients[0])[:, :, 2] == 0).all()
@@ -62,7 +63,7 @@ def test_a_query_that_sees_no_key_gives_zeros(dtype, tolerance: float):
 
 def test_the_mask_lets_a_query_see_itself_and_what_came_before():
     """A-12: neither dropped, inverted nor shifted."""
-    np.testing.assert_array_equal(causal(3), [[True, False, False], [True, True, False], [True, True, True]])
+    np.testing.assert_array_equal(MASKS["causal"](3), [[True, False, False], [True, True, False], [True, True, True]])
 
 
 def test_weights_of_unequal_keys_are_a_softmax():
@@ -76,7 +77,7 @@ def test_large_scores_are_finite_and_pick_the_largest(size: float):
     q = jnp.full((1, 1, 3, 1), size, jnp.float32)
     k = jnp.array([1.0, 3.0, 2.0]).reshape(1, 1, 3, 1)
     v = jnp.array([10.0, 20.0, 30.0]).reshape(1, 1, 3, 1)
-    y, gradients = attended(q, k, v, causal(3))
+    y, gradients = attended(q, k, v, MASKS["causal"](3))
     np.testing.assert_allclose(y[0, 0, :, 0], [10, 20, 20] if size > 0 else [10, 10, 10])
     assert all(np.isfinite(g).all() for g in gradients)
 
@@ -117,7 +118,17 @@ GAINS |= {"up": jnp.float32(0.5), "gate": jnp.float32(1.0), "down": jnp.float32(
 
 
 def attention(fused: bool, **options: Any) -> SelfAttention:
-    shared = {"heads": 2, "rope": True, "bias": True, "base": "xavier_normal", "std": jnp.float32(0.02)}
+    shared = {
+        "heads": 2,
+        "groups": 2,
+        "rope": True,
+        "mask": "causal",
+        "bias": True,
+        "q_norm": Identity(),
+        "k_norm": Identity(),
+        "base": "xavier_normal",
+        "std": jnp.float32(0.02),
+    }
     return quick(lambda key: SelfAttention(key, GAINS, D, fused=fused, **shared | options))(jax.random.key(0))
 
 

@@ -16,19 +16,22 @@ from tiny import TINY, tiny
 from normflax.build import hyper_part, programs, static_part
 from normflax.config import Config, Data, Model, Optim, Probe, Schedule, Train, change, check
 from normflax.data import batches
-from normflax.probes.fields import FIELDS
+from normflax.probes.fields import chosen
 from normflax.probes.schedule import probed_steps
 from normflax.records.store import RunFolder
 from normflax.train import loop
 from normflax.train.health import first_bad
 from normflax.train.loop import train
+from normflax.train.reader import Reader
 
 
 def parts(config: Config):
     """Programs, numbers, first state and data of a run."""
     loaded = batches.load(check(config).data)
     static, hyper = static_part(config, loaded.task), hyper_part(config)
-    return static, programs(static), programs(static).init(hyper), hyper, loaded.arrays
+    windows = batches.heldout(loaded, config.data.windows, config.train.tokens)
+    reader = Reader(programs(static), hyper, windows, config.probe.fields, config.train.steps - 1)
+    return static, programs(static), programs(static).init(hyper), hyper, loaded.arrays, reader
 
 
 def trained(config: Config) -> tuple[list[dict], dict[int, dict], object]:
@@ -132,7 +135,7 @@ def test_chunks_single_steps_and_probed_steps_give_the_same_bits(monkeypatch, sh
         rows, layers, other = trained(change(config, probe__grid=grid))
         assert rows == chunks and same(state, other)
         assert tuple(layers) == probed_steps(grid, 120)
-    _, compiled, one, hyper, arrays = parts(config)
+    _, compiled, one, hyper, arrays, _ = parts(config)
     for t in range(120):
         one, scalars, _, made = compiled.advance(one, hyper, arrays, jnp.int32(t), jnp.int32(t + 1))
         assert int(made) == 1 and float(scalars["loss"][0]) == chunks[t]["loss"]
@@ -394,7 +397,7 @@ def test_the_record_of_a_run(tmp_path):
 
     (part,) = folder.parts
     layers = pq.read_table(part).to_pandas()
-    assert tuple(sorted(set(layers["step"]))) == probed_steps("log", 20) and set(layers["field"]) == set(FIELDS)
+    assert tuple(sorted(set(layers["step"]))) == probed_steps("log", 20) and set(layers["field"]) == set(chosen(["core"]))
     assert not layers.duplicated(["step", "block", "sublayer", "branch", "site", "field"]).any()
     each = layers[layers["step"] == 0].groupby("field").size()
     assert each["peak"] == each["grad_rms"] == 5 and each["branch_ratio"] == 4 and each["grad_block"] == 2
@@ -404,7 +407,7 @@ def test_the_record_of_a_run(tmp_path):
 def test_heldout_loss_and_its_standard_error_are_of_the_windows(tmp_path):
     config = tiny(data__windows=7)  # no multiple of the batch
     status, _, _ = recorded(config, tmp_path / "run")
-    _, compiled, state, hyper, _ = parts(config)
+    _, compiled, state, hyper, *_ = parts(config)
     windows = batches.heldout(batches.load(config.data), 7, 8)
     for name, params in (("initial", state.params), ("final", trained(config)[2].params)):
         losses = []
@@ -420,7 +423,7 @@ def test_heldout_loss_and_its_standard_error_are_of_the_windows(tmp_path):
 def test_the_untrained_model_is_measured_on_fewer_windows(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "INITIAL_WINDOWS", 2)
     status, _, _ = recorded(TINY, tmp_path / "run")
-    _, compiled, state, hyper, _ = parts(TINY)
+    _, compiled, state, hyper, *_ = parts(TINY)
     losses = np.asarray(compiled.evaluate(state.params, hyper, batches.heldout(batches.load(TINY.data), 4, 8), jnp.int32(4)))
     assert status["heldout"]["initial"] == pytest.approx(losses[:2].mean()) != pytest.approx(losses.mean())
 

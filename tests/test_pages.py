@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from normflax.model.equations import diagram, equation
 from normflax.model.placements import PLACEMENTS, N, Placement
 from normflax.probes.fields import FIELDS
-from normflax.model.equations import diagram, equation
 from normflax.report.pages import PAGES
 
 ROOT = Path(__file__).parents[1]

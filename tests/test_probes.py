@@ -17,7 +17,7 @@ from normflax.model.placements import PLACEMENTS
 from normflax.model.transformer import matrices
 from normflax.probes import updates
 from normflax.probes.backward import activation_gradients, watch
-from normflax.probes.fields import COLUMNS, FIELDS, ROLE_BRANCH, chosen, tidy
+from normflax.probes.fields import BESIDE, COLUMNS, FIELDS, ROLE_BRANCH, chosen, on_batch, tidy
 from normflax.probes.schedule import probed_steps
 from normflax.train import optim, step
 from normflax.train.step import State
@@ -71,10 +71,12 @@ def test_gradients_of_matrices_are_those_of_separately_stored_ones(placement: st
     roles = {"q", "k", "v", "out", "up", "down"} | ({"gate"} if options == "modern" else set())
     expected = {role: np.linalg.norm(loop[f"{ROLE_BRANCH[role]}.{role}"], axis=(1, 2)) for role in roles}
     squares = updates.squares(matrices(gradients(placement, **OPTIONS[options]).tree))
-    found = updates.of_gradients(squares)
-    assert set(found["grad_matrix"]) == roles
+    found = updates.of_gradients(squares, {role: 8 * (8 if ROLE_BRANCH[role] == "attention" else 32) for role in roles})
+    assert set(found["grad_matrix"]) == set(found["grad_matrix_rms"]) == roles
     for role in roles:
         np.testing.assert_allclose(found["grad_matrix"][role], expected[role], rtol=2e-5, err_msg=role)
+        mean_square = np.mean(loop[f"{ROLE_BRANCH[role]}.{role}"] ** 2, axis=(1, 2))
+        np.testing.assert_allclose(found["grad_matrix_rms"][role], np.sqrt(mean_square), rtol=2e-5, err_msg=role)
     by_block = np.sqrt(sum(norm**2 for norm in expected.values()))
     np.testing.assert_allclose(found["grad_block"], by_block, rtol=2e-5)
     np.testing.assert_allclose(updates.norm_of(squares), np.sqrt(np.sum(by_block**2)), rtol=2e-5)
@@ -117,13 +119,13 @@ SHAPES = [
 @pytest.mark.parametrize(("placement", "remat"), SHAPES)
 def test_probes_change_no_bit(placement: str, remat: str):
     """Loss, gradient norms, parameters and optimiser memory of three updates; A-19: and of one with idle branches."""
-    changes = {"model__remat": remat, "optim__name": "adamw", "optim__decay": 0.1, "optim__clip": 1.0}
+    changes = {"model__remat": remat, "optim__name": "adamw", "optim__decay": 0.1, "optim__clip": 1.0, "probe__fields": ("all",)}
     m, (probed, bare) = model(placement, **changes), stepping(placement, **changes)
     on = off = fresh(placement, **changes)
     for t in range(3):
         on, seen, layers = probed(on, m.hyper, {}, jnp.int32(t))
         off, unseen, nothing = bare(off, m.hyper, {}, jnp.int32(t))
-        assert set(layers) == set(FIELDS) and nothing == {} and seen.keys() == unseen.keys()
+        assert set(layers) == set(on_batch(["all"])) and nothing == {} and seen.keys() == unseen.keys()
         assert bits(seen) == bits(unseen) and bits(on) == bits(off), t
         assert (layers["grad_block"] > 0).all() and bits(on) != bits(fresh(placement, **changes))
     idle = fresh(placement, writers=0.0, **changes)
@@ -153,7 +155,7 @@ def test_updates_are_read_against_the_matrix_before_them():
 @cache
 def lowered(placement: str, depth: int, probed: bool):
     """The lowered program of one update, from shapes alone."""
-    _, static, hyper = settings(placement, model__depth=depth)
+    _, static, hyper = settings(placement, model__depth=depth, probe__fields=("all",))
     graph, params = nnx.split(nnx.eval_shape(lambda: transformer(static, hyper)))
     state = State(params, jax.eval_shape(optim.FAMILIES[static.optimiser](hyper).init, params))
     run = jax.jit(partial(step.step, static, graph, fields=static.fields if probed else ()))
@@ -172,12 +174,20 @@ def test_the_program_of_an_update_does_not_grow_with_depth(placement: str, probe
 def test_fields_have_a_number_for_each_layer_and_no_more(placement: str):
     """Nothing that comes back of a probed update is as large as one state [L, B, T, D], whatever the field."""
     _, scalars, layers = lowered(placement, 64, True).out_info
-    assert {s.shape for s in scalars.values()} == {()} and set(layers) == set(FIELDS)
-    lengths = {"state": 129, "sublayer": 128, "block": 64, "matrix": 64, "norm": 128}
+    assert {s.shape for s in scalars.values()} == {()} and set(layers) == set(on_batch(["all"]))
+    lengths = {
+        "state": (129,),
+        "sublayer": (128,),
+        "block": (64,),
+        "matrix": (64,),
+        "norm": (128,),
+        "attention": (64,),
+        "model": (),
+    }
     for field, found in layers.items():
         for path, leaf in jax.tree.leaves_with_path(found):
             alone = path and path[-1].key in ("embed", "final")
-            assert leaf.shape == (() if alone else (lengths[FIELDS[field].axis],)), (field, path)
+            assert leaf.shape == (() if alone else lengths[FIELDS[field].axis]), (field, path)
     sites = ("pre", "out", "post", "embed", "final")
     assert set(layers["norm_input"]) == {site for site in sites if getattr(PLACEMENTS[placement], site)}
 
@@ -227,12 +237,16 @@ def test_steps_of_a_run_share_a_program():
 def test_every_field_says_what_it_is():
     for name, field in FIELDS.items():
         assert field.symbol and field.unit and len(field.definition) > 20, name
-        assert field.metric in {"M01", "M02", "M03", "M04", "M05", "M06", "M06b", "M22", "M26"}
+        assert field.metric in {f"M{n:02d}" for n in (1, 2, 3, 4, 5, 6, 10, 20, 22, 23, 24, 25, 26)} | {"M06b", "M06d"}
 
 
 def test_fields_are_chosen_in_the_order_of_the_table():
     assert chosen(("all",)) == chosen(("peak", "all")) == tuple(FIELDS)
     assert chosen(("peak", "second_moment")) == ("second_moment", "peak") and chosen(()) == ()
+    core = chosen(("core",))
+    assert "grad_block" in core and "log_z" in core and not {"attention_entropy", "max_logit", "model_update", "angle"} & set(core)
+    assert chosen(("max_logit", "core")) == tuple(name for name in FIELDS if name in {*core, "max_logit"})
+    assert set(FIELDS) - set(on_batch(["all"])) == set(BESIDE) == {"model_update", "angle"}
 
 
 def test_rows_name_the_block_sublayer_and_site_of_every_number():
@@ -243,6 +257,9 @@ def test_rows_name_the_block_sublayer_and_site_of_every_number():
             "branch_ratio": np.arange(1, 5) / 100,
             "norm_input": {"post": np.arange(1, 5) * 10, "embed": np.float32(5), "final": np.float32(50)},
             "grad_block": np.array([7.0, 8.0]),
+            "max_logit": np.array([0.5, 0.25]),
+            "log_z": np.float32(4.5),
+            "angle": np.array([[0.0, 0.125, 0.75], [0.125, 0.0, 0.375], [0.75, 0.375, 0.0]]),
             "grad_matrix": {"q": np.array([1.5, 2.5]), "down": np.array([3.5, np.nan])},
         }
     )
@@ -265,6 +282,12 @@ def test_rows_name_the_block_sublayer_and_site_of_every_number():
         (None, None, "final", "final", "norm_input", 50.0),
         (1, None, None, None, "grad_block", 7.0),
         (2, None, None, None, "grad_block", 8.0),
+        (1, None, "attention", None, "max_logit", 0.5),
+        (2, None, "attention", None, "max_logit", 0.25),
+        (None, None, None, None, "log_z", 4.5),
+        (0, None, None, "+1", "angle", 0.125),
+        (0, None, None, "+2", "angle", 0.75),
+        (1, None, None, "+1", "angle", 0.375),
         (1, None, "attention", "q", "grad_matrix", 1.5),
         (2, None, "attention", "q", "grad_matrix", 2.5),
         (1, None, "ffn", "down", "grad_matrix", 3.5),

@@ -305,12 +305,19 @@ def test_loss_is_the_mean_over_valid_targets():
 
 def test_statistics_give_the_worked_numbers():
     x, f = np.array([[[1.0, 3.0], [-4.0, 0.0]]]), np.array([[[0.0, 1.0], [6.0, 8.0]]])
-    found = ref.statistics(ref.Trace(states=[x, f], branch=[(f, x)], norm_inputs={"ffn.pre": [x, f]}))
+    logits, scores = np.log([[[1.0, 3.0], [2.0, 6.0]]]), np.array([[[[0.0, -np.inf], [math.log(3), 0.0]]]])
+    seen = {"logits": logits, "scores": [scores]}
+    found = ref.statistics(ref.Trace(states=[x, f], branch=[(f, x)], norm_inputs={"ffn.pre": [x, f]}, **seen))
     assert found["second_moment"] == pytest.approx([26 / 4, 101 / 4])
     assert found["variance"] == pytest.approx([(1 + 4) / 2, (1 / 4 + 1) / 2])
     assert found["peak"] == pytest.approx([4, 8])
     assert found["norm_input"]["ffn.pre"] == pytest.approx([(10**0.5 + 4) / 2 / 2**0.5, 11 / 2 / 2**0.5])
     assert found["branch_ratio"] == pytest.approx([(1 / 10**0.5 + 10 / 4) / 2])
+    assert (found["log_z"], found["log_z_rms"]) == pytest.approx((2.5 * math.log(2), math.log(2) * math.sqrt(6.5)))
+    assert found["mean_logit"] == pytest.approx(math.log(36) / 4)
+    assert found["max_logit"] == pytest.approx([math.log(3)])
+    assert found["attention_entropy"] == pytest.approx([0.562335 / 2], abs=1e-6)
+    assert found["attention_entropy_share"] == pytest.approx([0.811278], abs=1e-6)
     gradient = ref.gradient_statistics(x, np.array([[True, True, True]]))
     assert gradient == pytest.approx({"grad_rms": 3 * math.sqrt(26 / 4), "grad_frobenius": math.sqrt(26)})
 

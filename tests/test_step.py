@@ -13,8 +13,9 @@ from normflax.build import hyper_part, programs, static_part
 from normflax.config import Config
 from normflax.data import batches
 from normflax.train import loop, optim, step
+from normflax.train.losses import mean_loss, token_losses
 from normflax.train.schedules import rate
-from normflax.train.step import State, global_norm, mean_loss, token_losses
+from normflax.train.step import State, global_norm, path_scales
 
 quick = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 """jit for tests that look at numbers and not at bits: compiling takes half the time."""
@@ -177,7 +178,7 @@ def batch_of(config: Config, t: int) -> batches.Batch:
 @quick
 def logits_of(params, tokens):
     compiled, hyper = started()
-    return nnx.merge(compiled.graph, params)(tokens, hyper["skip"], hyper["branch"])[0]
+    return nnx.merge(compiled.graph, params)(tokens, path_scales(hyper))[0]
 
 
 def window_losses(params, batch: batches.Batch) -> np.ndarray:

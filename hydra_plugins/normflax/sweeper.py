@@ -42,7 +42,7 @@ class GridSweeper(BasicSweeper):
         check_words(given)
         jobs = self.split_arguments(OverridesParser.create(config_loader=loader).parse_overrides(given), None)[0]
         configs = [resolve(loader.load_sweep_config(self.config, list(job))) for job in jobs]
-        for data in {config.data for config in configs}:
+        for data in {repr(config.data): config.data for config in configs}.values():
             sources.load(data)  # so that text which is not there is missed now
         where = Path(configs[0].results) / configs[0].name
         _write_grid(where, given)

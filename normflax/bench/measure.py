@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,6 @@ import jax.numpy as jnp
 from normflax import config as settings
 from normflax.build import hyper_part, programs, static_part
 from normflax.data import batches
-from normflax.probes.fields import FIELDS
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,14 @@ class Shape:
     width: int
     batch: int = 16
     tokens: int = 128
+    updates: int = 4
+    """What one timed call makes: several, as training does, where they don't take seconds each."""
 
     def __str__(self) -> str:
         return f"{self.depth}/{self.width}"
 
 
-SHAPES = (Shape(24, 64), Shape(12, 128), Shape(96, 64), Shape(1000, 32, 8, 64))
+SHAPES = (Shape(24, 64), Shape(12, 128), Shape(96, 64), Shape(1000, 32, 8, 64, updates=1))
 
 
 def alternate(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -66,22 +68,19 @@ def run_config(shape: Shape, placement: str = "pre", **changes) -> settings.Conf
 
 
 class Stepper:
-    """A run that makes one more update whenever it is called, plain or probed."""
+    """A run that makes some more updates whenever it is called, in one program as training does."""
 
-    def __init__(self, config: settings.Config, probed: bool = False):
+    def __init__(self, config: settings.Config, updates: int):
         loaded = batches.load(config.data)
-        self.arrays, self.hyper, self.probed = loaded.arrays, hyper_part(config), probed
+        self.arrays, self.hyper, self.updates = loaded.arrays, hyper_part(config), updates
         self.programs = programs(static_part(config, loaded.task))
         self.state, self.t = self.programs.init(self.hyper), 0
         self()
 
     def __call__(self):
-        t = jnp.int32(self.t)
-        if self.probed:
-            self.state, *rest = self.programs.probe(self.state, self.hyper, self.arrays, t)
-        else:
-            self.state, *rest = self.programs.advance(self.state, self.hyper, self.arrays, t, t + 1)
-        self.t += 1
+        first, last = jnp.int32(self.t), jnp.int32(self.t + self.updates)
+        self.state, *rest = self.programs.advance(self.state, self.hyper, self.arrays, first, last)
+        self.t += self.updates
         return rest
 
 
@@ -93,12 +92,13 @@ def steps(shape: Shape, rounds: int) -> dict[str, list[float]]:
     mutable = {"state": state, "t": 0}
 
     def plain():
-        mutable["state"], out = step(mutable["state"], text, jnp.int32(mutable["t"]))
-        mutable["t"] += 1
-        return out
+        for _ in range(shape.updates):
+            mutable["state"], mutable["out"] = step(mutable["state"], text, jnp.int32(mutable["t"]))
+            mutable["t"] += 1
+        return mutable["out"]
 
     plain()
-    return alternate({"normflax": Stepper(run_config(shape)), "yardstick": plain}, rounds)
+    return alternate({"normflax": Stepper(run_config(shape), shape.updates), "yardstick": plain}, rounds)
 
 
 CHEAP = ["second_moment", "variance", "grad_rms", "grad_frobenius", "grad_matrix", "grad_block"]
@@ -109,9 +109,9 @@ def probes(shape: Shape, rounds: int) -> dict[str, list[float]]:
     """The plain step, the step that records the cheap fields every time, and the one that records all."""
     return alternate(
         {
-            "none": Stepper(run_config(shape)),
-            "cheap": Stepper(run_config(shape, probe__every_step=CHEAP)),
-            "all": Stepper(run_config(shape, probe__every_step=list(FIELDS))),
+            "none": Stepper(run_config(shape), shape.updates),
+            "cheap": Stepper(run_config(shape, probe__every_step=CHEAP), shape.updates),
+            "all": Stepper(run_config(shape, probe__every_step=["all"]), shape.updates),
         },
         rounds,
     )
@@ -128,10 +128,20 @@ def compile_cost(depth: int) -> dict[str, float]:
     before = compiled.seconds
     zero = jnp.int32(0)
     jax.block_until_ready(compiled.advance(state, hyper, loaded.arrays, zero, zero + 1))
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes or kilobytes
     return {
         "init": before,
         "step": compiled.seconds - before,
         "temp": compiled.memory("advance") / 1e6,
-        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6,
+        "peak": peak_memory() / 1e6,
     }
+
+
+def peak_memory() -> float:
+    """The most memory this process has held, in bytes.
+
+    Linux's own account of it starts with what the process held that started this one; its table does not.
+    """
+    table = Path("/proc/self/status")
+    if table.exists():
+        return 1024 * int(table.read_text().split("VmHWM:")[1].split()[0])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

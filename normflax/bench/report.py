@@ -27,8 +27,9 @@ def main(words: list[str]) -> int:
     print("| step at depth/width | normflax ms | range | yardstick ms | normflax/yardstick | tokens/s |\n|---|---|---|---|---|---|")
     for shape in shapes:
         seconds = measure.steps(shape, max(5, options.rounds // 3) if shape.depth > 100 else options.rounds)
-        own, bare = (statistics.median(seconds[name]) for name in ("normflax", "yardstick"))
-        spread = f"{1e3 * min(seconds['normflax']):.1f} to {1e3 * max(seconds['normflax']):.1f}"
+        each = {name: [s / shape.updates for s in taken] for name, taken in seconds.items()}
+        own, bare = (statistics.median(each[name]) for name in ("normflax", "yardstick"))
+        spread = f"{1e3 * min(each['normflax']):.1f} to {1e3 * max(each['normflax']):.1f}"
         print(
             f"| {shape} ({shape.batch} x {shape.tokens}) | {1e3 * own:.1f} | {spread} | {1e3 * bare:.1f} | "
             f"{measure.ratio(seconds, 'normflax', 'yardstick'):.2f} | {shape.batch * shape.tokens / own:,.0f} |",

@@ -1,11 +1,13 @@
 """A sublayer is a branch and the wiring its placement declares; a block is its two sublayers."""
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
 from normflax.axes import Key, Scalar, Stream
 from normflax.model.attention import SelfAttention
+from normflax.model.dropout import Dropout
 from normflax.model.ffn import FeedForward
 from normflax.model.init import named
 from normflax.model.placements import Placement
@@ -37,18 +39,22 @@ class Sublayer(nnx.Module):
 
     def write(self, x: Stream, u: Stream, y: Stream, entry: Stream, a: Scalar, b: Scalar) -> tuple[Stream, dict[str, Array]]:
         """The next state, and every tensor on the way to it under the name it has in the equation."""
-        skip = a * {"x": x, "u": u, "block": entry}[self.skip_from]
-        written = b * self.out(y)
+        # The sum is a reduction of the stream: float32, whatever the stream is kept in.
+        skip = a * {"x": x, "u": u, "block": entry}[self.skip_from].astype(jnp.float32)
+        written = b * self.out(y).astype(jnp.float32)
         z = settled(skip + written)
-        return settled(self.post(z)), {"skip": skip, "written": written, "z": z}
+        return settled(self.post(z).astype(x.dtype)), {"skip": skip, "written": written, "z": z}
 
-    def __call__(self, x: Stream, entry: Stream, a: Scalar, b: Scalar) -> tuple[Stream, dict[str, Array]]:
+    def __call__(
+        self, x: Stream, entry: Stream, a: Scalar, b: Scalar, dropout: Dropout | None = None
+    ) -> tuple[Stream, dict[str, Array]]:
         """x and the block's input [B, T, D], this sublayer's coefficients a, b [] -> x' and the wires: what each norm reads
-        (`pre`, `out`, `post`) and what is added (`skip`, `written`). What nobody uses is pruned by jit."""
+        (`pre`, `out`, `post`), what the branch reads (`u`) and what is added (`skip`, `written`). What nobody uses is pruned by
+        jit."""
         u = self.read(x)
-        y = settled(self.branch(u))
+        y = settled(self.branch(u, dropout))
         state, wires = self.write(x, u, y, entry, a, b)
-        return state, {"pre": x, "out": y, "post": wires["z"], "skip": wires["skip"], "written": wires["written"]}
+        return state, {"pre": x, "u": u, "out": y, "post": wires["z"], "skip": wires["skip"], "written": wires["written"]}
 
 
 class Block(nnx.Module):
@@ -62,8 +68,12 @@ class Block(nnx.Module):
             gains,
             model.width,
             heads=model.heads,
+            groups=model.groups,
             rope=model.positions == "rope",
+            mask=model.mask,
             fused=model.fused_qkv,
+            q_norm=make_norm(placement.q, model.width // model.heads),
+            k_norm=make_norm(placement.k, model.width // model.heads),
             **shared,
         )
         ffn = FeedForward(named(key, "ffn"), gains, model.width, model.hidden, form=model.ffn, **shared)

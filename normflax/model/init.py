@@ -11,11 +11,35 @@ from jaxtyping import Array, Float
 
 from normflax.axes import Key, Scalar
 
-BASES: dict[str, Callable[[int, int, Any], Any]] = {
-    "xavier_normal": lambda fan_in, fan_out, std: (2 / (fan_in + fan_out)) ** 0.5,
-    "normal": lambda fan_in, fan_out, std: std,
+
+def _xavier(fan_in: int, fan_out: int, std: Any) -> Any:
+    return (2 / (fan_in + fan_out)) ** 0.5
+
+
+def _normal(key: Key, shape: tuple[int, ...]) -> jax.Array:
+    return jax.random.normal(key, shape, jnp.float32)
+
+
+def _uniform(key: Key, shape: tuple[int, ...]) -> jax.Array:
+    return jax.random.uniform(key, shape, jnp.float32, -(3**0.5), 3**0.5)
+
+
+def _truncated(key: Key, shape: tuple[int, ...]) -> jax.Array:
+    """Cut off at two standard deviations and stretched, so that its own is 1 again."""
+    return jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32) / 0.8796256610342398
+
+
+BASES: dict[str, tuple[Callable[[int, int, Any], Any], Callable[[Key, tuple[int, ...]], jax.Array]]] = {
+    "xavier_normal": (_xavier, _normal),
+    "xavier_uniform": (_xavier, _uniform),
+    "lecun": (lambda fan_in, fan_out, std: fan_in**-0.5, _normal),
+    "normal": (lambda fan_in, fan_out, std: std, _normal),
+    "truncated_normal": (lambda fan_in, fan_out, std: std, _truncated),
 }
-"""Name -> standard deviation from (fan in, fan out, model.init_std). Glorot and Bengio 2010, equation 12; GPT-2."""
+"""Name -> standard deviation from (fan in, fan out, model.init_std), and a draw of standard deviation 1.
+
+Glorot and Bengio 2010, equations 12 and 16; LeCun et al. 1998, section 4.6; GPT-2; BERT.
+"""
 
 
 def named(key: Key, name: str) -> Key:
@@ -23,10 +47,15 @@ def named(key: Key, name: str) -> Key:
     return jax.random.fold_in(key, crc32(name.encode()))
 
 
-def weight(key: Key, role: str, shape: tuple[int, int], base: str, std: Scalar, gain: Scalar) -> Float[Array, "I O"]:
-    """A matrix [fan in, fan out] ~ Normal(0, (gain · base std)²), drawn from the key of its role."""
-    scale = BASES[base](*shape, std)
-    return gain * (scale * jax.random.normal(named(key, role), shape, jnp.float32))
+def weight(
+    key: Key, role: str, shape: tuple[int, int], base: str, std: Scalar, gain: Scalar, fan_out: int | None = None
+) -> Float[Array, "I O"]:
+    """A matrix [fan in, fan out] with mean 0 and standard deviation gain · base std, drawn from the key of its role.
+
+    `fan_out` stands in for the matrix's own where it is part of a wider one, as the keys and values of grouped heads are.
+    """
+    deviation, draw = BASES[base]
+    return gain * (deviation(shape[0], fan_out or shape[1], std) * draw(named(key, role), shape))
 
 
 def zeros(role: str, *shape: int) -> nnx.Param:
@@ -35,6 +64,6 @@ def zeros(role: str, *shape: int) -> nnx.Param:
 
 
 def affine(x: Float[Array, "B T I"], w: nnx.Param, c: nnx.Param | None) -> Float[Array, "B T O"]:
-    """x W + c. The rows are flattened first: one large matrix product is what every backend does best."""
-    y = (x.reshape(-1, x.shape[-1]) @ w[...]).reshape(*x.shape[:-1], -1)
-    return y if c is None else y + c[...].reshape(1, 1, -1)
+    """x W + c in x's dtype. The rows are flattened first: one large matrix product is what every backend does best."""
+    y = (x.reshape(-1, x.shape[-1]) @ w[...].astype(x.dtype)).reshape(*x.shape[:-1], -1)
+    return y if c is None else y + c[...].astype(x.dtype).reshape(1, 1, -1)

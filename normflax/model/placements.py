@@ -4,7 +4,8 @@ A placement is data. One sublayer, with branch F, is
 
     u = pre(x)    y = out(F(u))    x' = post(a·skip + b·y)    skip ∈ {x, u, the block's input}
 
-where a site that is None is the identity. `embed` normalises the embedding's output, `final` the stream before the head.
+where a site that is None is the identity. `embed` normalises the embedding's output, `final` the stream before the head, `q` and
+`k` the queries and keys of every head before they meet.
 Coefficients are numbers or functions of (kind of branch, block counted from 1, depths); gains multiply the standard
 deviation that the base initialiser gives a role. Everything else, the forward pass, the initialisation, the equation and the
 diagram in the documentation, is derived from the entry. This file imports no array library, so that help, documentation
@@ -22,7 +23,7 @@ KINDS = ("attention", "ffn")
 """The branches of a decoder block, in the order in which the stream meets them."""
 
 ATTENTION_ROLES = ("q", "k", "v", "out")
-FFN_ROLES = {"gelu": ("up", "down"), "swiglu": ("up", "gate", "down")}
+FFN_ROLES = {"relu": ("up", "down"), "gelu": ("up", "down"), "swiglu": ("up", "gate", "down")}
 
 
 def branch_roles(ffn: str) -> dict[str, tuple[str, ...]]:
@@ -86,6 +87,8 @@ class Placement:
     post: Norm | None = None
     embed: Norm | None = None
     final: Norm | None = None
+    q: Norm | None = None
+    k: Norm | None = None
     skip_from: Literal["x", "u", "block"] = "x"
     skip: Coefficient = 1.0
     branch: Coefficient = 1.0
@@ -128,6 +131,9 @@ def deepnorm_beta(kind: str, block: int, depths: Depths) -> float:
 
 WRITERS: tuple[str, ...] = ("v", "out", "up", "down")
 """The roles a DeepNorm-like gain applies to: those between a branch's input and the stream, gate excepted."""
+
+RESIDUAL: tuple[str, ...] = ("out", "down")
+"""The roles whose product is what a branch writes to the stream."""
 
 READERS: tuple[str, ...] = ("q", "k", "gate")
 """The roles it leaves alone: they set where attention looks and which FFN units pass (a gain there would make it beta³)."""
@@ -202,4 +208,5 @@ def role_gains(entry: Placement, depths: Depths, roles: Mapping[str, tuple[str, 
 
 def norm_count(entry: Placement, depths: Depths) -> int:
     """Norm layers in the whole model."""
-    return len(entry.sites) * depths.sublayers + bool(entry.embed) + bool(entry.final)
+    inner = (bool(entry.q) + bool(entry.k)) * depths.blocks
+    return len(entry.sites) * depths.sublayers + inner + bool(entry.embed) + bool(entry.final)

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from normflax.axes import Stream
 from normflax.model.block import Block
+from normflax.model.dropout import Dropout
 from normflax.model.placements import KINDS
 from normflax.probes.observer import Observer
 
@@ -32,26 +33,46 @@ def run(
     remat: str,
     observer: Observer | None = None,
     slots: Float[Array, "L kinds"] | None = None,
-) -> tuple[Stream, Any]:
+    dropout: Dropout | None = None,
+) -> tuple[Stream, dict[str, Any]]:
     """The stream after every block, and what the observer saw.
 
-    x [B, T, D]; skip and branch scales [L, kinds] and slots [L, kinds] are data of the scan and may be traced. Without an
-    observer the second result is None; with one it is its statistics, each [S] in the order in which the stream meets them.
+    x [B, T, D]; skip and branch scales [L, kinds] and slots [L, kinds] are data of the scan and may be traced; every block has
+    a dropout key of its own. Without an observer the second result is empty; with one it is its statistics: of states and
+    sublayers [S] in the order in which the stream meets them, of attention [L].
     """
     graph, weights = nnx.split(blocks)
+    keys = None if dropout is None else jax.random.split(dropout.key, skip.shape[0])
 
     def step(x, layer):
-        weights, a, b, slots = layer
-        block, entry, seen = nnx.merge(graph, weights), x, []
+        weights, a, b, slots, key = layer
+        block, entry, seen, attention = nnx.merge(graph, weights), x, [], {}
         for i, kind in enumerate(KINDS):
-            x, wires = getattr(block, kind)(x, entry, a[i], b[i])
+            drop = None if dropout is None else Dropout(key, dropout.rate).at(kind)
+            x, wires = getattr(block, kind)(x, entry, a[i], b[i], drop)
             if observer is not None:
                 x, state = observer.state(x, slots[i])
                 seen.append({**state, **observer.sublayer(wires, sites)})
-        return x, jax.tree.map(lambda *s: jnp.stack(s), *seen) if seen else None
+                if kind == "attention":
+                    attention = observer.attention(block.attention.branch, wires["u"])
+        return x, (jax.tree.map(lambda *s: jnp.stack(s), *seen) if seen else {}, attention)
 
-    x, seen = jax.lax.scan(REMAT[remat](step), x, (weights, skip, branch, slots))
-    return x, jax.tree.map(jnp.ravel, seen)
+    x, (seen, attention) = jax.lax.scan(REMAT[remat](step), x, (weights, skip, branch, slots, keys))
+    return x, jax.tree.map(jnp.ravel, seen) | attention
+
+
+def entries(blocks: Block, x: Stream, skip: Scales, branch: Scales) -> tuple[Stream, Float[Array, "L B T D"]]:
+    """The stream after every block, and what each block was given; without dropout."""
+    graph, weights = nnx.split(blocks)
+
+    def step(x, layer):
+        weights, a, b = layer
+        block, entry = nnx.merge(graph, weights), x
+        for i, kind in enumerate(KINDS):
+            x, _ = getattr(block, kind)(x, entry, a[i], b[i])
+        return x, entry
+
+    return jax.lax.scan(step, x, (weights, skip, branch))
 
 
 def stacked(keys: Any, gains: dict[str, Float[Array, "L"]], make_block) -> Block:

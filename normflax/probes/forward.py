@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from normflax.axes import Scalar, Stream
+from normflax.axes import Logits, Scalar, Stream
 
 
 def aside(x: Stream) -> Float[Array, "B T D"]:
@@ -28,6 +28,17 @@ def of_state(x: Stream) -> dict[str, Scalar]:
         "second_moment": jnp.mean(jnp.square(x)),
         "variance": jnp.mean(jnp.square(centred)),
         "peak": jnp.max(jnp.abs(x)),
+    }
+
+
+def of_logits(logits: Logits) -> dict[str, Scalar]:
+    """M25: of ln Z = logsumexp(logits) the mean and the root mean square, and the mean logit."""
+    logits = jax.lax.optimization_barrier(jax.lax.stop_gradient(logits))
+    log_z = jax.nn.logsumexp(logits, axis=-1)
+    return {
+        "log_z": jnp.mean(log_z),
+        "log_z_rms": jnp.sqrt(jnp.mean(jnp.square(log_z))),
+        "mean_logit": jnp.mean(logits),
     }
 
 

@@ -14,10 +14,14 @@ def squares(matrices: Matrices) -> PerRole:
     return {role: jnp.sum(jnp.square(w.astype(jnp.float32)), axis=(1, 2)) for role, w in matrices.items()}
 
 
-def of_gradients(gradients: PerRole) -> dict[str, PerRole | Float[Array, "L"]]:
-    """M06 and M06b from the squares of the gradients."""
+def of_gradients(gradients: PerRole, sizes: dict[str, int]) -> dict[str, PerRole | Float[Array, "L"]]:
+    """M06, M06b and M06d from the squares of the gradients and the number of entries of a matrix, by role."""
     total = sum(gradients.values())
-    return {"grad_matrix": {role: jnp.sqrt(g) for role, g in gradients.items()}, "grad_block": jnp.sqrt(total)}
+    return {
+        "grad_matrix": {role: jnp.sqrt(g) for role, g in gradients.items()},
+        "grad_matrix_rms": {role: jnp.sqrt(g / sizes[role]) for role, g in gradients.items()},
+        "grad_block": jnp.sqrt(total),
+    }
 
 
 def norm_of(gradients: PerRole) -> Scalar:

@@ -1,8 +1,8 @@
 """Reference pages written from the tables they document."""
 
+from normflax.model.equations import diagram, equation
 from normflax.model.placements import KINDS, PLACEMENTS, Coefficient, Depths, norm_count, value
 from normflax.probes.fields import FIELDS
-from normflax.model.equations import diagram, equation
 
 SHOWN_DEPTHS = (6, 24, 100, 1000)
 

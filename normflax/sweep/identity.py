@@ -14,9 +14,11 @@ ELSEWHERE = frozenset({"name", "results", "on_exists", "fail_fast", "data.path"}
 
 TRACED = frozenset(
     {
-        *("seed", "coef.alpha", "coef.beta", "coef.gain", "model.init_std", "model.embed_std", "model.position_std"),
+        *("seed", "coef.alpha", "coef.beta", "coef.gain", "model.init_std", "model.embed_std", "model.embed_scale"),
+        *("model.position_std", "model.residual_scaling", "train.label_smoothing", "train.z_loss"),
         *("optim.rate", "optim.decay", "optim.beta1", "optim.beta2", "optim.eps", "optim.momentum", "optim.clip"),
-        *("schedule.warmup_steps", "schedule.final", "train.steps", "probe.grid"),
+        *("optim.memory", "optim.update_clip"),
+        *("schedule.warmup_steps", "schedule.final", "schedule.decay_share", "schedule.start", "train.steps", "probe.grid"),
         *("data.seed", "data.heldout", "data.concentration", "data.table_seed"),
     }
 )
@@ -36,9 +38,10 @@ def facts(config: Config) -> dict:
     run) and the sha256 of the data.
     """
     entry, depths = find(config.placement), Depths(decoder=config.model.depth)
+    norms = {site: getattr(entry, site) for site in (*entry.sites, "embed", "final", "q", "k")}
     return {
         "settings": {key: value for key, value in flat(config).items() if key not in ELSEWHERE},
-        "sites": {site: getattr(entry, site) and (getattr(entry, site).kind or "") for site in (*entry.sites, "embed", "final")},
+        "sites": {site: norm and (norm.kind or "") for site, norm in norms.items()},
         "skip_from": entry.skip_from,
         "base": entry.base,
         "scales": path_scales(entry, depths),

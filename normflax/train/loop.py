@@ -15,11 +15,12 @@ from normflax.data import batches, levels
 from normflax.model.equations import equation
 from normflax.model.placements import Depths, norm_count
 from normflax.model.transformer import matrices
-from normflax.probes.fields import tidy
+from normflax.probes.fields import BESIDE, chosen, tidy
 from normflax.probes.schedule import probed_steps
 from normflax.records import stability
 from normflax.records.store import RunFolder
 from normflax.train import health, optim
+from normflax.train.reader import Reader
 from normflax.train.step import CHUNK
 
 INITIAL_WINDOWS = 256
@@ -68,7 +69,8 @@ def train(config: Config, folder: RunFolder, progress: Progress = lambda step, s
     evaluated, began = time.perf_counter(), compiled.seconds
     losses, norms, diverged_at, reason, bad = [], [], None, None, None
     flushed = time.perf_counter()
-    for rows, layers, now in updates(config, static, compiled, state, hyper, loaded.arrays):
+    reader = Reader(compiled, hyper, windows, [f for f in chosen(config.probe.fields) if f in BESIDE], config.train.steps - 1)
+    for rows, layers, now in updates(config, static, compiled, state, hyper, loaded.arrays, reader):
         state = now
         folder.scalars(rows)
         losses += [row["loss"] for row in rows]
@@ -128,17 +130,18 @@ def train(config: Config, folder: RunFolder, progress: Progress = lambda step, s
 
 
 def updates(
-    config: Config, static: Static, compiled: Programs, state, hyper, arrays
+    config: Config, static: Static, compiled: Programs, state, hyper, arrays, reader: Reader
 ) -> Iterator[tuple[list[dict], list[tuple[int, dict]], Any]]:
     """Train to the end or to the first update that is not finite, in pieces of about a second.
 
     Each piece is its scalars, one row a step; the layers of its probed steps; and the state after it.
     """
     steps, with_probe = config.train.steps, "advance" not in steps_with(config, static)
-    probed = [*(probed_steps(config.probe.grid, steps) if static.fields else ()), steps]
+    probed = [*(probed_steps(config.probe.grid, steps) if config.probe.fields else ()), steps]
     t, piece = 0, 8
     while t < steps:
         start = time.perf_counter()
+        besides = reader(state.params, t) if t == probed[0] else {}
         if with_probe or t == probed[0]:
             state, scalars, measured = compiled.probe(state, hyper, arrays, jnp.int32(t))
             scalars, measured = jax.device_get((scalars, measured))
@@ -147,6 +150,7 @@ def updates(
                 probed.pop(0)
             elif not rows[0]["skipped"]:
                 measured = {name: measured[name] for name in static.every_step}
+            measured |= besides
             layers = [(t, measured)] if measured else []
         else:
             last = min(t + piece, probed[0], steps)
@@ -167,7 +171,7 @@ def updates(
 
 def steps_with(config: Config, static: Static) -> tuple[str, ...]:
     """The programs that a run makes its steps with: `probe` for those whose layers are recorded, `advance` for the others."""
-    if not static.fields or config.probe.grid == "none":
+    if not config.probe.fields or config.probe.grid == "none":
         return ("advance",)
     return ("probe",) if config.probe.grid == "all" or config.train.steps <= SHORT else ("probe", "advance")
 

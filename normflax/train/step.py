@@ -11,13 +11,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from normflax.axes import Count, Logits, Mask, Scalar, Tokens
+from normflax.axes import Count, Scalar, Stream
 from normflax.data import batches
-from normflax.model.transformer import matrices
-from normflax.probes import backward, updates
-from normflax.probes.fields import chosen
+from normflax.model.dropout import Dropout
+from normflax.model.transformer import PathScales, matrices
+from normflax.probes import backward, beside, updates
+from normflax.probes.fields import FIELDS, on_batch
 from normflax.probes.observer import Observer
-from normflax.train import optim, schedules
+from normflax.train import losses, optim, schedules
 
 
 class State(NamedTuple):
@@ -27,36 +28,50 @@ class State(NamedTuple):
     memory: object
 
 
-def token_losses(logits: Logits, targets: Tokens, mask: Mask) -> Float[Array, "B T"]:
-    """Cross-entropy in nats of every valid target, and 0 elsewhere."""
-    logits = logits.astype(jnp.float32)
-    picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    return jnp.where(mask, jax.nn.logsumexp(logits, axis=-1) - picked, 0.0)
+def path_scales(hyper) -> PathScales:
+    """What multiplies the paths of a run's model."""
+    return PathScales(hyper["embed_scale"], hyper["skip"], hyper["branch"])
 
 
-def mean_loss(logits: Logits, targets: Tokens, mask: Mask) -> Scalar:
-    """Mean over the valid targets; 0 where there is none."""
-    valid = jnp.sum(mask.astype(jnp.float32))
-    return jnp.sum(token_losses(logits, targets, mask)) / jnp.maximum(valid, 1.0)
+def gradients(graph, params: nnx.State, hyper, batch: batches.Batch, *, fields=(), parts: int = 1, dropout: Dropout | None = None):
+    """Mean loss, the gradient of what is minimised, and what the layers showed of `fields`, in one backward pass.
 
-
-def gradients(graph, params: nnx.State, hyper, batch: batches.Batch, observe: bool):
-    """Loss, what the layers showed, and the gradient of the mean loss, in one backward pass.
-
-    With `observe` the slots' gradients come along as the squared activation gradients [S + 1].
+    What the layers showed is a pair: fields that are read on the way forward, and the slots' gradients, which are the squared
+    activation gradients [S + 1]. Everything is of means over the valid targets of the whole batch, also where its `parts` are
+    worked off one after the other: their gradients, and the squares of activation gradients, add up.
     """
-    slots = jnp.zeros(hyper["skip"].size + 1)
+    slots, valid = jnp.zeros(hyper["skip"].size + 1), jnp.maximum(jnp.sum(batch.mask.astype(jnp.float32)), 1.0)
 
-    def loss(params, slots):
-        model = nnx.merge(graph, params)
-        if not observe:
-            logits, seen = model(batch.inputs, hyper["skip"], hyper["branch"])
-        else:
-            logits, seen = model(batch.inputs, hyper["skip"], hyper["branch"], observer=Observer(), slots=slots)
-        return mean_loss(logits, batch.targets, batch.mask), seen
+    def share(params, slots, batch, dropout):
+        model, observer = nnx.merge(graph, params), Observer(fields) if fields else None
+        logits, seen = model(batch.inputs, path_scales(hyper), observer=observer, slots=slots if fields else None, dropout=dropout)
+        minimised = losses.objectives(logits, batch.targets, batch.mask, hyper["label_smoothing"], hyper["z_loss"])
+        loss = losses.token_losses(logits, batch.targets, batch.mask)
+        return jnp.sum(minimised) / valid, (jnp.sum(loss) / valid, seen)
 
-    (value, seen), (grads, squares) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, slots)
-    return value, grads, (seen, squares)
+    differentiate = jax.grad(share, argnums=(0, 1), has_aux=True)
+    if parts == 1:
+        (grads, squares), (loss, seen) = differentiate(params, slots, batch, dropout)
+        return loss, grads, (seen, squares)
+
+    def add(total, piece):
+        batch, number = piece
+        drop = dropout and Dropout(jax.random.fold_in(dropout.key, number), dropout.rate)
+        got, (loss, seen) = differentiate(params, slots, batch, drop)
+        return jax.tree.map(jnp.add, total, (got, loss)), seen
+
+    pieces = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
+    nothing = jax.tree.map(jnp.zeros_like, ((params, slots), jnp.float32(0)))
+    ((grads, squares), loss), seen = jax.lax.scan(add, nothing, (pieces, jnp.arange(parts)))
+    return loss, grads, ({name: jax.tree.map(WHOLE[FIELDS[name].parts], seen[name]) for name in seen}, squares)
+
+
+WHOLE = {
+    "mean": lambda x: jnp.mean(x, axis=0),
+    "max": lambda x: jnp.max(x, axis=0),
+    "rms": lambda x: jnp.sqrt(jnp.mean(jnp.square(x), axis=0)),
+}
+"""How a batch's value follows from those of its equally large parts (leading axis), by `Field.parts`."""
 
 
 def global_norm(tree: nnx.State) -> Scalar:
@@ -72,7 +87,16 @@ def step(static, graph, state: State, hyper, arrays, t: Count, fields: tuple[str
     made).
     """
     batch = batches.draw(static.task, arrays, hyper["data_seed"], t, static.batch, static.tokens)
-    loss, grads, (seen, squares) = gradients(graph, state.params, hyper, batch, observe=bool(fields))
+    dropout = Dropout(jax.random.fold_in(batches.named_key(hyper["seed"], "dropout"), t), hyper["dropout"])
+    loss, grads, (seen, squares) = gradients(
+        graph,
+        state.params,
+        hyper,
+        batch,
+        fields=fields,
+        parts=static.accumulate,
+        dropout=dropout if static.model.dropout else None,
+    )
     rate = schedules.rate(
         static.schedule, t, peak=hyper["rate"], warmup=hyper["warmup"], total=hyper["total"], final=hyper["final"]
     )
@@ -100,7 +124,7 @@ def step(static, graph, state: State, hyper, arrays, t: Count, fields: tuple[str
         layers = {
             **seen,
             **backward.activation_gradients(squares, valid, positions),
-            **updates.of_gradients(per_matrix),
+            **updates.of_gradients(per_matrix, {role: w[0].size for role, w in matrices(grads).items()}),
             **updates.of_updates(matrices(state.params), matrices(change)),
         }
         layers = {name: layers[name] for name in fields}
@@ -139,7 +163,7 @@ def advance(static, graph, state: State, hyper, arrays, first: Count, last: Coun
 
 def probe(static, graph, state: State, hyper, arrays, t: Count):
     """Update t with every recorded field of the layers: the state, the scalars, the fields."""
-    return step(static, graph, state, hyper, arrays, t, chosen((*static.fields, *static.every_step)))
+    return step(static, graph, state, hyper, arrays, t, on_batch((*static.fields, *static.every_step)))
 
 
 def evaluate(static, graph, params: nnx.State, hyper, windows: batches.Batch, count: Count) -> Float[Array, "W"]:
@@ -149,11 +173,21 @@ def evaluate(static, graph, params: nnx.State, hyper, windows: batches.Batch, co
     """
     grouped = jax.tree.map(lambda x: x.reshape(-1, static.batch, x.shape[-1]), windows)
 
-    def body(i, losses):
+    def body(i, found):
         batch = jax.tree.map(lambda x: x[i], grouped)
-        logits, _ = nnx.merge(graph, params)(batch.inputs, hyper["skip"], hyper["branch"])
+        logits, _ = nnx.merge(graph, params)(batch.inputs, path_scales(hyper))
         valid = jnp.maximum(jnp.sum(batch.mask.astype(jnp.float32), axis=-1), 1.0)
-        return losses.at[i].set(jnp.sum(token_losses(logits, *batch[1:]), axis=-1) / valid)
+        return found.at[i].set(jnp.sum(losses.token_losses(logits, *batch[1:]), axis=-1) / valid)
 
-    losses = jnp.zeros((grouped.mask.shape[0], static.batch))
-    return jax.lax.fori_loop(jnp.int32(0), count // static.batch, body, losses).reshape(-1)
+    found = jnp.zeros((grouped.mask.shape[0], static.batch))
+    return jax.lax.fori_loop(jnp.int32(0), count // static.batch, body, found).reshape(-1)
+
+
+def represent(static, graph, params: nnx.State, hyper, windows: batches.Batch) -> Stream:
+    """What the head reads on the windows that are read beside the steps, without dropout: F of M10."""
+    return nnx.merge(graph, params).entries(windows.inputs[: beside.WINDOWS], path_scales(hyper))[1]
+
+
+def angles(static, graph, params: nnx.State, hyper, windows: batches.Batch) -> Float[Array, "states states"]:
+    """M20 on the same windows."""
+    return beside.angles(nnx.merge(graph, params).entries(windows.inputs[: beside.WINDOWS], path_scales(hyper))[0])
