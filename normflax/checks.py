@@ -22,8 +22,8 @@ CHOICES = {
     "model.dtype": ("float32", "bfloat16"),
     "model.remat": ("dots", "full", "none"),
     "data.name": ("stdlib", "files", "copy", "markov"),
-    "optim.name": ("adamw", "adam", "sgd"),
-    "schedule.name": ("constant", "cosine"),
+    "optim.name": ("adamw", "adam", "sgd", "lion", "adafactor", "muon"),
+    "schedule.name": ("constant", "linear", "cosine", "inverse_sqrt", "wsd", "ramp", "geometric_ramp"),
     "probe.grid": ("log", "all", "none"),
     "on_exists": ("skip", "error", "overwrite"),
 }
@@ -53,6 +53,8 @@ AT_LEAST = {
     "optim.decay": 0,
     "optim.eps": 0,
     "optim.momentum": 0,
+    "optim.memory": 0,
+    "optim.update_clip": 0,
     "optim.clip": 0,
     "norm.eps": 0,
 }
@@ -77,15 +79,9 @@ def examine(config: Any, values: Mapping[str, Any]) -> None:
             )
     if max(config.seed, config.data.seed or 0) >= 2**32:
         raise ConfigError("seed and data.seed are below 2**32")
-    s = config.schedule
     _check_placement(config)
     _check_model(config)
-    if s.warmup_steps and s.warmup_steps >= config.train.steps:
-        raise ConfigError(
-            f"schedule.warmup_steps={s.warmup_steps} is not below train.steps={config.train.steps}: the peak is never held"
-        )
-    if not 0 <= s.final <= 1:
-        raise ConfigError(f"schedule.final={s.final} is a share of the peak: from 0 to 1")
+    _check_schedule(config.schedule, config.train.steps)
     if config.optim.name == "adam" and config.optim.decay:
         raise ConfigError(f"optim.decay={config.optim.decay} needs optim.name=adamw: adam has no decay")
     if config.data.name == "files" and not config.data.path:
@@ -96,7 +92,7 @@ def examine(config: Any, values: Mapping[str, Any]) -> None:
         raise ConfigError(f"data.lag={config.data.lag} leaves no target in train.tokens={config.train.tokens}")
     if config.data.name == "markov" and not config.data.concentration > 0:
         raise ConfigError(f"data.concentration={config.data.concentration} is a Dirichlet parameter: above 0")
-    for key in ("beta1", "beta2"):
+    for key in ("beta1", "beta2", "momentum"):
         if not 0 <= getattr(config.optim, key) < 1:
             raise ConfigError(f"optim.{key}={getattr(config.optim, key)} is the weight of the past in a mean: from 0 to below 1")
     parts = Path(config.name).parts
@@ -141,6 +137,26 @@ def _check_model(config: Any) -> None:
             f"model.mask=bidirectional shows a model of data.name={config.data.name} the token it is to predict:"
             f" it goes with {' and '.join(IN_PLACE)}"
         )
+
+
+def _check_schedule(s: Any, steps: int) -> None:
+    """The parts of the schedule fit into the run."""
+    if s.warmup_steps and s.warmup_steps >= steps:
+        raise ConfigError(f"schedule.warmup_steps={s.warmup_steps} is not below train.steps={steps}: the peak is never held")
+    for key in ("final", "start"):
+        if not 0 <= getattr(s, key) <= 1:
+            raise ConfigError(f"schedule.{key}={getattr(s, key)} is a share of the peak: from 0 to 1")
+    if not 0 < s.decay_share <= 1:
+        raise ConfigError(f"schedule.decay_share={s.decay_share} is a share of the steps: above 0, at most 1")
+    if s.name == "wsd" and s.warmup_steps + s.decay_share * steps > steps:
+        raise ConfigError(
+            f"schedule.warmup_steps={s.warmup_steps} and schedule.decay_share={s.decay_share} leave no step of"
+            f" train.steps={steps} between them"
+        )
+    if s.name in ("ramp", "geometric_ramp") and s.warmup_steps > 1:
+        raise ConfigError(f"schedule.warmup_steps={s.warmup_steps} has no place in schedule.name={s.name}, which rises throughout")
+    if s.name == "geometric_ramp" and s.start == 0:
+        raise ConfigError("schedule.start=0 is no start of schedule.name=geometric_ramp: no factor leads away from 0")
 
 
 def _check_train(config: Any) -> None:

@@ -1,5 +1,7 @@
 """Optimisers against NumPy written from the papers and against optax's own; who is decayed; clipping."""
 
+from zlib import crc32
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,11 +27,11 @@ class Toy(nnx.Module):
 
 
 def params_of(layers: int = 3, seed: int = 0) -> nnx.State:
-    return nnx.split(Toy(layers, seed))[1]
+    return nnx.State({"blocks": nnx.split(Toy(layers, seed))[1]})
 
 
 def numbers(tree: nnx.State) -> dict[str, np.ndarray]:
-    return {name: np.asarray(tree[name][...]) for name in tree}
+    return {name: np.asarray(tree["blocks"][name][...]) for name in tree["blocks"]}
 
 
 def hyper_of(**settings) -> dict:
@@ -51,19 +53,61 @@ def run(family: str, hyper: dict, rates: list[float], params: nnx.State, gradien
 
 
 def reference(family: str, rates: list[float], p: np.ndarray, gradients: list[np.ndarray], decay: float, **h: float) -> np.ndarray:
-    """One array in float64: Adam is Kingma and Ba's algorithm 1, AdamW Loshchilov and Hutter's algorithm 2."""
-    p, m, v = p.astype(np.float64), np.zeros(p.shape), np.zeros(p.shape)
+    """One matrix or vector in float64, from the papers' algorithms."""
+    p, state = p.astype(np.float64), {}
     for t, (rate, g) in enumerate(zip(rates, gradients, strict=True), start=1):
-        g = g.astype(np.float64)
-        if family == "sgd":
-            m = h["momentum"] * m + g
-            direction = m
-        else:
-            m = h["beta1"] * m + (1 - h["beta1"]) * g
-            v = h["beta2"] * v + (1 - h["beta2"]) * g**2
-            direction = (m / (1 - h["beta1"] ** t)) / (np.sqrt(v / (1 - h["beta2"] ** t)) + h["eps"])
-        p = p - rate * (direction + decay * p)
+        p = p - rate * (DIRECTIONS[family](t, g.astype(np.float64), state, h) + decay * p)
     return p
+
+
+def sgd(t: int, g: np.ndarray, s: dict, h: dict) -> np.ndarray:
+    s["m"] = h["momentum"] * s.get("m", 0) + g
+    return s["m"]
+
+
+def adam(t: int, g: np.ndarray, s: dict, h: dict) -> np.ndarray:
+    """Kingma and Ba's algorithm 1; with decay it is Loshchilov and Hutter's algorithm 2."""
+    s["m"] = h["beta1"] * s.get("m", 0) + (1 - h["beta1"]) * g
+    s["v"] = h["beta2"] * s.get("v", 0) + (1 - h["beta2"]) * g**2
+    return (s["m"] / (1 - h["beta1"] ** t)) / (np.sqrt(s["v"] / (1 - h["beta2"] ** t)) + h["eps"])
+
+
+def lion(t: int, g: np.ndarray, s: dict, h: dict) -> np.ndarray:
+    """Chen et al.'s algorithm 2."""
+    m = s.get("m", 0)
+    s["m"] = h["beta2"] * m + (1 - h["beta2"]) * g
+    return np.sign(h["beta1"] * m + (1 - h["beta1"]) * g)
+
+
+def adafactor(t: int, g: np.ndarray, s: dict, h: dict) -> np.ndarray:
+    """Shazeer and Stern's algorithms 4 (matrices) and 5 (vectors), with constant instead of relative steps."""
+    past, square = 1 - t ** -h["memory"], g**2 + h["eps"]
+    if g.ndim == 1:
+        s["v"] = past * s.get("v", 0) + (1 - past) * square
+        u = g / np.sqrt(s["v"])
+    else:
+        s["r"] = past * s.get("r", 0) + (1 - past) * square.mean(1)
+        s["c"] = past * s.get("c", 0) + (1 - past) * square.mean(0)
+        u = g / np.sqrt(np.outer(s["r"], s["c"]) / s["r"].mean())
+    return u / max(1, np.sqrt(np.mean(u**2)) / h["update_clip"])
+
+
+def muon(t: int, g: np.ndarray, s: dict, h: dict) -> np.ndarray:
+    """Nesterov's momentum, each part of it without the bias of its start; five quintic Newton-Schulz steps; Liu et al.'s scale."""
+    if g.ndim == 1:
+        return adam(t, g, s, h)
+    b = h["momentum"]
+    s["m"] = b * s.get("m", 0) + (1 - b) * g
+    x = b * s["m"] / (1 - b ** (t + 1)) + (1 - b) * g / (1 - b**t)
+    x = x / np.linalg.norm(x)
+    x = x.T if x.shape[0] > x.shape[1] else x
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.775 * a + 2.0315 * a @ a) @ x
+    return 0.2 * np.sqrt(max(g.shape)) * (x if x.shape == g.shape else x.T)
+
+
+DIRECTIONS = {"sgd": sgd, "adam": adam, "adamw": adam, "lion": lion, "adafactor": adafactor, "muon": muon}
 
 
 CASES = {
@@ -71,6 +115,10 @@ CASES = {
     "adamw": {"beta1": 0.9, "beta2": 0.98, "eps": 1e-8, "decay": 0.3},
     "sgd": {"momentum": 0.9, "decay": 0.2},
     "sgd-plain": {"momentum": 0.0},
+    "lion": {"beta1": 0.9, "beta2": 0.99, "decay": 0.2},
+    "adafactor": {"memory": 0.8, "eps": 1e-30, "update_clip": 1.0, "decay": 0.2},
+    "adafactor-clipped": {"memory": 0.5, "eps": 1e-3, "update_clip": 0.3},
+    "muon": {"momentum": 0.95, "beta1": 0.9, "beta2": 0.98, "eps": 1e-8, "decay": 0.2},
 }
 
 
@@ -84,14 +132,10 @@ def test_several_updates_are_the_papers(case):
     for role, found in numbers(end).items():
         decay = settings.get("decay", 0.0) if role == "up" else 0.0
         rest = {name: value for name, value in settings.items() if name != "decay"}
-        path = [numbers(gradient)[role] for gradient in gradients]
-        np.testing.assert_allclose(
-            found,
-            reference(family, rates, numbers(start)[role], path, decay, **rest),
-            rtol=2e-5,
-            atol=2e-6,
-            err_msg=role,
-        )
+        for layer in range(3):
+            path = [numbers(gradient)[role][layer] for gradient in gradients]
+            right = reference(family, rates, numbers(start)[role][layer], path, decay, **rest)
+            np.testing.assert_allclose(found[layer], right, rtol=2e-5, atol=2e-5 if family == "muon" else 2e-6, err_msg=role)
 
 
 def test_adamw_is_optax_adamw_and_tracing_its_numbers_changes_nothing():
@@ -120,7 +164,7 @@ def test_hyperparameters_are_float32_and_exact_to_its_digits():
     assert np.isinf(hyper["clip"]) and float(hyper_of(clip=0.5)["clip"]) == 0.5
 
 
-@pytest.mark.parametrize("family", ["adam", "adamw"])
+@pytest.mark.parametrize("family", ["adam", "adamw", "lion", "adafactor", "muon"])
 def test_a_zero_gradient_moves_nothing(family):
     """A-18: 0 / (√0 + eps) is 0, not NaN, also in one row of many."""
     row = jnp.ones((3, 4, 5)).at[1].set(0.0)
@@ -149,6 +193,63 @@ def test_a_stacked_update_is_every_layers_own(case, layers):
             np.testing.assert_allclose(found[0], together[role][layer], rtol=1e-6, atol=1e-8)
 
 
+def unfused(params: nnx.State) -> dict[str, np.ndarray]:
+    """Every parameter by its path, q, k and v apart."""
+    found = {}
+    for name, value in by_path(params).items():
+        stem, _, leaf = name.rpartition(".")
+        if leaf in ("qkv", "qkv_bias"):
+            found |= {f"{stem}.{leaf.replace('qkv', role)}": value[..., i, :] for i, role in enumerate("qkv")}
+        else:
+            found[name] = value
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_q_k_and_v_are_updated_as_three_matrices_however_they_are_stored(case):
+    """The whole model, twice: with one array for q, k and v, and with three that hold the same numbers."""
+    family, hyper, ends = case.split("-")[0], hyper_of(**CASES[case]), []
+    for fused in (True, False):
+        shapes = filled(tiny(model__fused_qkv=fused))
+
+        def drawn(seed: int, shapes=shapes) -> nnx.State:
+            return nnx.from_flat_state(
+                [(path, v.replace(jnp.asarray(numbers_of(path, v.shape, seed)))) for path, v in nnx.to_flat_state(shapes)]
+            )
+
+        ends.append(unfused(run(family, hyper, [0.1, 0.05], drawn(0), [drawn(1), drawn(2)])))
+    assert ends[0].keys() == ends[1].keys()
+    for name, value in ends[0].items():
+        np.testing.assert_allclose(value, ends[1][name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def numbers_of(path: tuple, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """Numbers that belong to a parameter's name; those of a fused array are its three parts'."""
+    if "qkv" in path[-1]:
+        parts = [numbers_of((*path[:-1], path[-1].replace("qkv", role)), (*shape[:-2], shape[-1]), seed) for role in "qkv"]
+        return np.stack(parts, axis=-2)
+    return np.random.default_rng([seed, crc32(".".join(map(str, path)).encode())]).normal(size=shape).astype(np.float32)
+
+
+def test_an_update_of_muon_is_as_large_as_one_of_adam():
+    """Rms about 0.2 for the matrices of the branches, whatever their shape."""
+    params = params_of(seed=1)
+    change = jax.tree.map(
+        lambda new, old: new - old, run("muon", hyper_of(momentum=0.95), [1.0], params_of(), [params]), params_of()
+    )
+    assert 0.15 < np.sqrt(np.mean(numbers(change)["up"] ** 2)) < 0.25
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_memory_is_a_tree_of_arrays_that_can_be_chosen_from(case):
+    """What a skipped update relies on: every leaf is an array, and float32 or a count."""
+    family, hyper = case.split("-")[0], hyper_of(**CASES[case])
+    memory = optim.FAMILIES[family](hyper).init(params_of())
+    kept = jax.tree.map(lambda x: jnp.where(True, x, x), memory)
+    assert all(isinstance(x, jax.Array) and x.dtype in (jnp.float32, jnp.int32) for x in jax.tree.leaves(kept))
+    assert jax.tree.structure(kept) == jax.tree.structure(memory)
+
+
 # ── Who is decayed ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -172,7 +273,7 @@ MODELS = {
 WEIGHTS = ("q", "k", "v", "qkv", "out", "up", "gate", "down")
 
 
-@pytest.mark.parametrize("family", ["adamw", "sgd"])
+@pytest.mark.parametrize("family", ["adamw", "sgd", "lion", "adafactor", "muon"])
 @pytest.mark.parametrize("model", MODELS)
 def test_decay_shrinks_matrices_and_leaves_every_other_bit(model, family):
     """A-17: with a zero gradient, rate 0.1 and decay 0.1 one update makes matrices 0.99 of what they were."""

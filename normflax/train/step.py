@@ -97,9 +97,7 @@ def step(static, graph, state: State, hyper, arrays, t: Count, fields: tuple[str
         parts=static.accumulate,
         dropout=dropout if static.model.dropout else None,
     )
-    rate = schedules.rate(
-        static.schedule, t, peak=hyper["rate"], warmup=hyper["warmup"], total=hyper["total"], final=hyper["final"]
-    )
+    rate = schedules.rate(static.schedule, t, hyper)
     norm, per_matrix = global_norm(grads), updates.squares(matrices(grads))
     finite, factor = jnp.isfinite(loss) & jnp.isfinite(norm), optim.clip_factor(norm, hyper["clip"])
     # Without the barrier every parameter's kernel would compute the norm of all of them again.
