@@ -21,7 +21,7 @@ CHOICES = {
     "model.init": (None, "xavier_normal", "xavier_uniform", "lecun", "normal", "truncated_normal"),
     "model.dtype": ("float32", "bfloat16"),
     "model.remat": ("dots", "full", "none"),
-    "data.name": ("stdlib", "files", "copy", "markov"),
+    "data.name": ("stdlib", "files", "tokens", "copy", "modk", "markov", "mixture"),
     "optim.name": ("adamw", "adam", "sgd", "lion", "adafactor", "muon"),
     "schedule.name": ("constant", "linear", "cosine", "inverse_sqrt", "wsd", "ramp", "geometric_ramp"),
     "probe.grid": ("log", "all", "none"),
@@ -40,6 +40,7 @@ AT_LEAST = {
     "data.windows": 1,
     "data.vocab": 2,
     "data.lag": 1,
+    "data.order": 1,
     "train.steps": 1,
     "train.batch": 1,
     "train.tokens": 1,
@@ -84,14 +85,7 @@ def examine(config: Any, values: Mapping[str, Any]) -> None:
     _check_schedule(config.schedule, config.train.steps)
     if config.optim.name == "adam" and config.optim.decay:
         raise ConfigError(f"optim.decay={config.optim.decay} needs optim.name=adamw: adam has no decay")
-    if config.data.name == "files" and not config.data.path:
-        raise ConfigError("data=files needs data.path: a file, a folder or a glob")
-    if not 0 < config.data.heldout < 1:
-        raise ConfigError(f"data.heldout={config.data.heldout} is a share of the text: between 0 and 1")
-    if config.data.name == "copy" and config.data.lag >= config.train.tokens:
-        raise ConfigError(f"data.lag={config.data.lag} leaves no target in train.tokens={config.train.tokens}")
-    if config.data.name == "markov" and not config.data.concentration > 0:
-        raise ConfigError(f"data.concentration={config.data.concentration} is a Dirichlet parameter: above 0")
+    _check_data(config.data, config.train.tokens)
     for key in ("beta1", "beta2", "momentum"):
         if not 0 <= getattr(config.optim, key) < 1:
             raise ConfigError(f"optim.{key}={getattr(config.optim, key)} is the weight of the past in a mean: from 0 to below 1")
@@ -157,6 +151,40 @@ def _check_schedule(s: Any, steps: int) -> None:
         raise ConfigError(f"schedule.warmup_steps={s.warmup_steps} has no place in schedule.name={s.name}, which rises throughout")
     if s.name == "geometric_ramp" and s.start == 0:
         raise ConfigError("schedule.start=0 is no start of schedule.name=geometric_ramp: no factor leads away from 0")
+
+
+def _check_data(d: Any, tokens: int) -> None:
+    """The data is named completely, and a sequence holds a target."""
+    if not 0 < d.heldout < 1:
+        raise ConfigError(f"data.heldout={d.heldout} is a share of the text: between 0 and 1")
+    if d.name == "mixture":
+        _check_mixture(d)
+    own_path = {part.partition(":")[0] for part in d.parts if ":" in part} if d.name == "mixture" else set()
+    names = {part.partition(":")[0] for part in d.parts} if d.name == "mixture" else {d.name}
+    for name, what in {"files": "a file, a folder or a glob", "tokens": "a .npy or .bin file of token ids"}.items():
+        if name in names - own_path and not d.path:
+            raise ConfigError(f"data={name} needs data.path: {what}")
+    if names & {"copy", "modk"} and d.lag >= tokens:
+        raise ConfigError(f"data.lag={d.lag} leaves no target in train.tokens={tokens}")
+    if "markov" in names and not d.concentration > 0:
+        raise ConfigError(f"data.concentration={d.concentration} is a Dirichlet parameter: above 0")
+    if "markov" in names and d.order > tokens:
+        raise ConfigError(f"data.order={d.order} is longer than a sequence: train.tokens={tokens}")
+
+
+def _check_mixture(d: Any) -> None:
+    """The parts of a mixture are sources, and each has a weight."""
+    plain = [name for name in CHOICES["data.name"] if name != "mixture"]
+    if len(d.parts) < 2:
+        raise ConfigError(f"data.parts={d.parts} is no mixture: name at least two of {', '.join(plain)}")
+    for part in d.parts:
+        name, colon, _ = part.partition(":")
+        if name not in plain:
+            raise ConfigError(unknown("data.parts", name, plain))
+        if colon and name not in ("files", "tokens"):
+            raise ConfigError(f"data.parts: '{part}' names a path, and '{name}' has none")
+    if d.weights and (len(d.weights) != len(d.parts) or min(d.weights) < 0 or not 0 < sum(d.weights) < float("inf")):
+        raise ConfigError(f"data.weights={d.weights} are no weights of {len(d.parts)} parts: one each, none negative, not all 0")
 
 
 def _check_train(config: Any) -> None:

@@ -15,7 +15,8 @@ sublayers. Parameters are a flat dictionary; those of blocks are stacked on a le
 
     embed.tokens [V, D] · embed.positions [T_max, D] (learned positions only) · head [D, V] (untied only)
     attention.q, .out [L, D, D], .k, .v [L, D, G K] · ffn.up, .gate [L, D, F] · ffn.down [L, F, D]   (gate: swiglu only)
-    attention.q_bias, .out_bias, ffn.down_bias [L, D], attention.k_bias, .v_bias [L, G K] · ffn.up_bias, .gate_bias [L, F]   (optional)
+    attention.q_bias, .out_bias, ffn.down_bias [L, D], attention.k_bias, .v_bias [L, G K]   (optional)
+    ffn.up_bias, .gate_bias [L, F]   (optional)
     attention.norm_pre.scale, .bias [L, D], likewise norm_out, norm_post, and ffn.norm_*   (optional)
     attention.q_norm.scale, .bias, .k_norm.scale, .bias [L, K] (qk_norm only)
     final.scale, final.bias, embed.scale, embed.bias [D]   (optional: no scale is an effective gain of 1, no bias is 0)

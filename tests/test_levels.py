@@ -56,10 +56,12 @@ def test_text_levels_equal_slow_counts(monkeypatch):
 
 
 def test_text_laws_sum_to_one():
-    unigram, bigram = levels.text_laws(np.frombuffer(b"abracadabra", np.uint8))
-    np.testing.assert_allclose(unigram.sum(), 1)
-    np.testing.assert_allclose(bigram.sum(1), 1)
-    np.testing.assert_allclose(bigram[ord("z")], unigram)
+    law = levels.text_law(np.frombuffer(b"abracadabra", np.uint8), 256)
+    np.testing.assert_allclose(law.marginal.sum(), 1)
+    every = np.arange(256)
+    for x in (ord("a"), ord("z")):
+        np.testing.assert_allclose(law.given(np.full(256, x), every).sum(), 1)
+    np.testing.assert_allclose(law.given(np.full(256, ord("z")), every), law.marginal)
 
 
 def test_levels_of_the_standard_library_are_in_order():
@@ -103,8 +105,9 @@ def test_rows_with_zeros_have_finite_levels():
 
 
 def test_copy_levels():
-    got = levels_of(Data(name="copy", vocab=64, lag=1), 8, 16)
-    assert got == levels.Levels(log(64), log(64), log(64), 0.0)
+    for name in ("copy", "modk"):
+        got = levels_of(Data(name=name, vocab=64, lag=1), 8, 16)
+        assert (got.uniform, got.unigram, got.bigram) == pytest.approx((log(64),) * 3) and got.floor == 0
     # The last input token says nothing about the one before it: counted, the bigram level is ln V.
     x, y, mask = windows(batches.load(Data(name="copy", vocab=4, lag=1)), 512, 64)
     pairs = np.zeros((4, 4))

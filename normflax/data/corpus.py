@@ -1,11 +1,11 @@
-"""A text as bytes, in a training and a held-out part."""
+"""A text as bytes, or as tokens of a user's own, in a training and a held-out part."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Integer
 
 from normflax.config import ConfigError
 
@@ -15,19 +15,19 @@ LARGEST = 2**31 - 1
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Bytes to train on and bytes never trained on.
+    """Bytes, or other token ids, to train on and ones never trained on.
 
     Attributes:
         name: what the run's record calls it.
         train: training text [n].
         heldout: held-out text [m].
-        sha256: of the bytes and of where the training part ends, in hex: all that the corpus adds to a run's numbers.
+        sha256: of the bytes or ids and of where the training part ends, in hex: all that the corpus adds to a run's numbers.
         vocab: number of token ids, 256 for bytes.
     """
 
     name: str
-    train: UInt8[np.ndarray, " n"]
-    heldout: UInt8[np.ndarray, " m"]
+    train: Integer[np.ndarray, " n"]
+    heldout: Integer[np.ndarray, " m"]
     sha256: str
     vocab: int = 256
 

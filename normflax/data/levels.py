@@ -3,21 +3,26 @@
 All in nats/token, means over the valid held-out targets.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, Integer
+from scipy.sparse import coo_array, csr_array
 
 from normflax.data.corpus import Corpus
+from normflax.data.mixture import Mixture
 from normflax.data.sources import Source
-from normflax.data.synthetic import Chain, Copy
+from normflax.data.synthetic import Chain, Copy, ModK
 
 # Pseudo-count k of the bigram level: how many pairs the unigram is worth. Of 1, 4, 16, 64 and 256 the one with the
 # lowest held-out loss, for training texts of 3 kB, 30 kB, 300 kB and 9 MB alike.
 STRENGTH = 64.0
-# Bytes counted at a time, which bounds the memory that counting takes.
+# Tokens counted at a time, which bounds the memory that counting takes.
 BLOCK = 2**24
+# Kinds of token up to which every pair has a count of its own.
+DENSE = 1024
 
 
 @dataclass(frozen=True)
@@ -40,29 +45,85 @@ class Levels:
 def levels(
     source: Source, inputs: Int[np.ndarray, "W T"], targets: Int[np.ndarray, "W T"], mask: Bool[np.ndarray, "W T"]
 ) -> Levels:
-    """The levels of `source` on W held-out windows of T tokens.
+    """The levels of `source` on W held-out windows of T tokens: cross-entropies of the valid targets under its `Law`.
 
-    text:   unigram and bigram are counted on the training text (`text_laws`); nobody knows the floor.
-    markov: cross-entropies of the held-out targets under the known law, unigram -⟨ln π(y)⟩, bigram -⟨ln P(y | x)⟩;
-            the floor is the entropy rate (`Chain.entropy`), which the bigram level estimates.
-    copy:   tokens are independent and uniform, so neither π nor the last token says anything: both are ln V; floor 0.
+    The floor is the entropy rate of a chain, 0 where the target is a function of the inputs, and unknown for text. That of a
+    mixture is the mean of its parts' where all are known: a bound, since a model must also find out which part it reads.
     """
     x, y = inputs[mask], targets[mask]
-    uniform = float(np.log(source.vocab))
+    law = law_of(source)
+    return Levels(float(np.log(source.vocab)), loss(law.marginal[y]), loss(law.given(x, y)), floor(source))
+
+
+def floor(source: Source) -> float | None:
+    """The loss of a model that knows the source, in nats/token; None where nobody does."""
     match source:
-        case Corpus():
-            unigram, bigram = laws_of(source)
-            return Levels(uniform, loss(unigram[y]), loss(bigram[x, y]), None)
         case Chain():
-            return Levels(uniform, loss(source.stationary[y]), loss(source.rows[x, y]), source.entropy)
-        case Copy():
-            return Levels(uniform, uniform, uniform, 0.0)
+            return source.entropy
+        case Copy() | ModK():
+            return 0.0
+        case Mixture():
+            floors = [floor(part) for part in source.parts]
+            known = [value for value in floors if value is not None]
+            return float(source.weights @ known) if len(known) == len(floors) else None
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Law:
+    """What the best predictors without context and with the last token say.
+
+    Attributes:
+        inputs: p(x) of an input token [V].
+        marginal: p(y) of a target [V].
+        given: (x, y) [N] to p(y | x) [N].
+    """
+
+    inputs: Float[np.ndarray, " V"]
+    marginal: Float[np.ndarray, " V"]
+    given: Callable[[np.ndarray, np.ndarray], Float[np.ndarray, " N"]]
 
 
 @lru_cache(maxsize=4)
-def laws_of(corpus: Corpus) -> tuple[Float[np.ndarray, " V"], Float[np.ndarray, "V V"]]:
-    """`text_laws` of a corpus, counted once for all runs of a process."""
-    return text_laws(corpus.train)
+def law_of(source: Source) -> Law:
+    """The law of a source, worked out once for all runs of a process.
+
+    text, tokens: counted on the training part (`text_law`).
+    markov: the chain's own, p(y) = π(y) and p(y | x) = P(x, y)/π(x) summed over the rest of the context.
+    copy, modk: tokens are independent and uniform, so neither π nor the last token says anything: 1/V.
+    mixture: p(y) = Σ_i w_i p_i(y) and p(y | x) = Σ_i w_i p_i(x) p_i(y | x) / Σ_i w_i p_i(x).
+    """
+    match source:
+        case Corpus():
+            return text_law(source.train, source.vocab)
+        case Chain():
+            with np.errstate(invalid="ignore"):
+                rows = source.pairs / source.stationary[:, None]
+            return Law(source.stationary, source.stationary, lambda x, y: rows[x, y])
+        case Copy() | ModK():
+            uniform = np.full(source.vocab, 1 / source.vocab)
+            return Law(uniform, uniform, lambda x, y: uniform[y])
+        case Mixture():
+            return mixed([law_of(part) for part in source.parts], source.weights, source.vocab)
+
+
+def mixed(laws: Sequence[Law], weights: Float[np.ndarray, " parts"], vocab: int) -> Law:
+    """The law of a mixture; a token that a part does not have is not given by it."""
+
+    def wide(p: np.ndarray) -> np.ndarray:
+        return np.pad(p, (0, vocab - len(p)))
+
+    inputs = weights @ np.stack([wide(law.inputs) for law in laws])
+    marginal = weights @ np.stack([wide(law.marginal) for law in laws])
+
+    def given(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        joint = np.zeros(len(x))
+        for w, law in zip(weights, laws, strict=True):
+            known = (x < len(law.inputs)) & (y < len(law.marginal))
+            joint[known] += w * law.inputs[x[known]] * law.given(x[known], y[known])
+        return joint / inputs[x]
+
+    return Law(inputs, marginal, given)
 
 
 def loss(p: Float[np.ndarray, " N"]) -> float:
@@ -70,21 +131,34 @@ def loss(p: Float[np.ndarray, " N"]) -> float:
     return float(-np.log(p).mean())
 
 
-def text_laws(text: UInt8[np.ndarray, " n"]) -> tuple[Float[np.ndarray, " V"], Float[np.ndarray, "V V"]]:
-    """Unigram p(y) [V] and bigram p(y | x) [V, V] of a text of n bytes, V = 256, smoothed so that ln p is finite.
+def text_law(ids: Integer[np.ndarray, " n"], vocab: int) -> Law:
+    """Unigram p(y) and bigram p(y | x) of n tokens of V kinds, smoothed so that ln p is finite.
 
     p(y)     = (c(y) + 1)/(n + V)            with c(y) the count of y: one is added to each;
     p(y | x) = (c(xy) + k·p(y))/(c(x) + k)   with c(xy) the count of y after x, c(x) = Σ_y c(xy), k = `STRENGTH`.
 
     The second is the mean under a Dirichlet prior around the unigram (MacKay and Peto 1995, "A hierarchical Dirichlet
-    language model"): after a byte that the text does not hold, it is the unigram.
+    language model"): after a token that the text does not hold, it is the unigram.
     """
-    pairs = np.zeros(256 * 256, np.int64)
-    for i in range(0, len(text) - 1, BLOCK):
-        part = text[i : i + BLOCK + 1]
-        pairs += np.bincount(part[:-1].astype(np.uint16) * np.uint16(256) + part[1:], minlength=256 * 256)
-    pairs = pairs.reshape(256, 256)
-    unigram = pairs.sum(0) + 1.0
-    unigram[text[0]] += 1.0
+    pairs = count_pairs(ids, vocab)
+    after, before = (np.asarray(pairs.sum(axis)).ravel() for axis in (0, 1))
+    unigram = after + 1.0
+    unigram[ids[0]] += 1.0
     unigram /= unigram.sum()
-    return unigram, (pairs + STRENGTH * unigram) / (pairs.sum(1, keepdims=True) + STRENGTH)
+
+    def given(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        seen = np.asarray(pairs[x, y]).ravel()
+        return (seen + STRENGTH * unigram[y]) / (before[x] + STRENGTH)
+
+    return Law(unigram, unigram, given)
+
+
+def count_pairs(ids: Integer[np.ndarray, " n"], vocab: int):
+    """How often y follows x [V, V]: an array for few kinds of token, a sparse one for many."""
+    blocks = (ids[i : i + BLOCK + 1].astype(np.int64) for i in range(0, len(ids) - 1, BLOCK))
+    if vocab <= DENSE:
+        codes = (np.bincount(part[:-1] * vocab + part[1:], minlength=vocab * vocab) for part in blocks)
+        return sum(codes, np.zeros(vocab * vocab, np.int64)).reshape(vocab, vocab)
+    shape = (vocab, vocab)
+    ones = (coo_array((np.ones(len(part) - 1, np.int64), (part[:-1], part[1:])), shape=shape).tocsr() for part in blocks)
+    return sum(ones, csr_array(shape, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""Tasks whose best possible loss is known: copying, and an order-1 Markov chain."""
+"""Tasks whose best possible loss is known: copying, adding, and a Markov chain."""
 
 import hashlib
 from dataclasses import dataclass
@@ -26,44 +26,110 @@ class Copy:
         return hashlib.sha256(f"copy vocab={self.vocab} lag={self.lag}".encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class ModK:
+    """x_t uniform and independent over `vocab` tokens V, target y_t = (x_t + x_{t-lag}) mod V; no target before t = lag.
+
+    Either token alone says nothing of the target, so a model must find one and add it to the other. The best loss is 0.
+    """
+
+    vocab: int
+    lag: int
+    name = "modk"
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(f"modk vocab={self.vocab} lag={self.lag}".encode()).hexdigest()
+
+
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """A stationary Markov chain of order 1: P(x_{t+1} = j | x_t = i) = rows[i, j], x_0 ~ π, target y_t = x_{t+1}."""
+    """A stationary Markov chain of order k: P(x_t = j | x_{t-k} … x_{t-1}) = rows[c, j], target y_t = x_{t+1}.
 
-    rows: Float[np.ndarray, "V V"]
+    A context c = Σ_i x_{t-1-i} V^i is its k tokens as the digits of a number, the last token the lowest one. The first k tokens
+    follow the stationary law of contexts.
+    """
+
+    rows: Float[np.ndarray, "C V"]
+    order: int = 1
     name = "markov"
 
     @property
     def vocab(self) -> int:
-        return len(self.rows)
+        return self.rows.shape[1]
 
     @property
     def sha256(self) -> str:
         return hashlib.sha256(b"markov" + self.rows.astype("<f8").tobytes()).hexdigest()
 
     @cached_property
+    def contexts(self) -> Float[np.ndarray, " C"]:
+        """The stationary law of contexts [V^k]."""
+        return stationary_of_one(self.rows) if self.order == 1 else stationary_of_many(self.rows)
+
+    @cached_property
+    def pairs(self) -> Float[np.ndarray, "V V"]:
+        """P(x_t = i, x_{t+1} = j), stationary."""
+        joint = self.contexts[:, None] * self.rows
+        return joint.reshape(-1, self.vocab, self.vocab).sum(0)
+
+    @cached_property
     def stationary(self) -> Float[np.ndarray, " V"]:
-        """π with πP = π and Σπ = 1, by least squares (which also serves rows so peaked that π is not unique)."""
-        V = self.vocab
-        system = np.vstack([self.rows.T - np.eye(V), np.ones(V)])
-        law = np.linalg.lstsq(system, np.append(np.zeros(V), 1.0), rcond=None)[0].clip(min=0.0)
-        return law / law.sum()
+        """The stationary law of one token."""
+        return self.contexts.reshape(-1, self.vocab).sum(0)
 
     @cached_property
     def entropy(self) -> float:
-        """The entropy rate H = -Σ_i π_i Σ_j P_ij ln P_ij in nats/token: the loss of a model that knows the rows."""
-        return float(-self.stationary @ plogp(self.rows).sum(-1))
+        """The entropy rate H = -Σ_c π_c Σ_j P_cj ln P_cj in nats/token: the loss of a model that knows the rows.
+
+        (Until k tokens have been seen nobody reaches it: the first k - 1 targets of a window cost more.)
+        """
+        return float(-self.contexts @ plogp(self.rows).sum(-1))
 
 
-def chain(vocab: int, concentration: float, table_seed: int) -> Chain:
+def stationary_of_one(rows: Float[np.ndarray, "V V"]) -> Float[np.ndarray, " V"]:
+    """π with πP = π and Σπ = 1, by least squares (which also serves rows so peaked that π is not unique)."""
+    V = len(rows)
+    system = np.vstack([rows.T - np.eye(V), np.ones(V)])
+    law = np.linalg.lstsq(system, np.append(np.zeros(V), 1.0), rcond=None)[0].clip(min=0.0)
+    return law / law.sum()
+
+
+def stationary_of_many(rows: Float[np.ndarray, "C V"], steps: int = 100_000) -> Float[np.ndarray, " C"]:
+    """The same for contexts of several tokens, by following the chain: each context has only V successors.
+
+    Half of every step stays where it is, so that a periodic chain comes to rest too.
+    """
+    contexts, V = rows.shape
+    law = np.full(contexts, 1 / contexts)
+    for _ in range(steps):
+        # From (oldest, rest) with token j to (rest, j): the oldest token, the highest digit, is summed away.
+        moved = (law[:, None] * rows).reshape(V, -1, V).sum(0).ravel()
+        law, before = (law + moved) / 2, law
+        if np.abs(law - before).sum() < 1e-14:
+            break
+    return law / law.sum()
+
+
+LARGEST_TABLE = 2**24
+"""Probabilities that the rows of a chain may hold."""
+
+
+def chain(vocab: int, concentration: float, table_seed: int, order: int = 1) -> Chain:
     """The chain with rows ~ Dirichlet(concentration, …, concentration), drawn by PCG64 from `table_seed`.
 
     Raises:
-        ConfigError: `concentration` is not above 0.
+        ConfigError: `concentration` is not above 0, or the table is too large.
     """
     if not concentration > 0:
         raise ConfigError(f"data.concentration={concentration:g} is no Dirichlet parameter: it is above 0")
-    return Chain(np.random.default_rng(table_seed).dirichlet(np.full(vocab, concentration), size=vocab))
+    if vocab ** (order + 1) > LARGEST_TABLE:
+        raise ConfigError(
+            f"data.order={order} with data.vocab={vocab} makes a table of {vocab ** (order + 1)} probabilities:"
+            f" it has at most {LARGEST_TABLE}"
+        )
+    rows = np.random.default_rng(table_seed).dirichlet(np.full(vocab, concentration), size=vocab**order)
+    return Chain(rows, order)
 
 
 def plogp(p: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:

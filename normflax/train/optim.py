@@ -47,7 +47,7 @@ def _muon(h: Hyper) -> optax.GradientTransformation:
     """Five Newton-Schulz steps on Nesterov's momentum. An orthogonalised matrix has rms max(I, O)^-1/2; times 0.2·√max(I, O) it is
     0.2, about that of an update of Adam, so that one rate serves both."""
     orthogonal = optax.contrib.scale_by_muon(beta=h["momentum"])
-    return optax.chain(orthogonal, optax.stateless_with_tree_map(lambda u, _: 0.2 * max(u.shape) ** 0.5 * u))
+    return optax.chain(orthogonal, optax.stateless_with_tree_map(lambda u, _: 0.2 * max(jnp.shape(u)) ** 0.5 * u))
 
 
 FAMILIES: dict[str, Callable[[Hyper], optax.GradientTransformation]] = {
