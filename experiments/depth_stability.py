@@ -207,6 +207,11 @@ def figures(runs: pd.DataFrame, layers: pd.DataFrame) -> dict:
     }
 
 
+def tables(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Tables beside the comparison and the claims: none."""
+    return {}
+
+
 if __name__ == "__main__":
     from normflax.cli import draw
 

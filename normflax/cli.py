@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def reproduce(words: list[str]) -> int:
-    """`normflax reproduce NAME [--preset P] [key=value …]`: train an experiment's grids, then draw and judge each."""
+    """`normflax reproduce NAME [--preset P] [key=value …]`: train an experiment's grids, and draw and judge each."""
     parser = argparse.ArgumentParser(prog="normflax reproduce", description=reproduce.__doc__)
     parser.add_argument("name")
     parser.add_argument("--preset", default="quick")
@@ -45,14 +45,12 @@ def reproduce(words: list[str]) -> int:
         return 2 if experiment is None else refuse("preset", arguments.preset, experiment.PRESETS)
     from normflax.app import main as train
 
-    results = dict(word.split("=", 1) for word in overrides if "=" in word).get("results", "results")
     worst = 0
     for grid in experiment.PRESETS[arguments.preset]:
-        code = train([f"experiment={grid}", *overrides])
+        code = train([f"experiment={grid}", *overrides])  # the sweep of an experiment ends with its figures
         if code not in (0, 1):
             return code
-        drawn = draw(arguments.name, Path(results) / grid.replace("/", "_"), f"normflax reproduce {' '.join(words)}")
-        worst = max(worst, code, drawn)
+        worst = max(worst, code)
     return worst
 
 
@@ -61,7 +59,7 @@ def draw(name: str, folder: Path, command: str | None = None) -> int:
     from normflax.analysis.claims import judge
     from normflax.figures.export import save
     from normflax.records.table import load_table
-    from normflax.report.text import show_claims, show_comparison
+    from normflax.report.text import show_claims, show_comparison, show_table
 
     experiment = find(name)
     if experiment is None:
@@ -71,11 +69,21 @@ def draw(name: str, folder: Path, command: str | None = None) -> int:
         print(f"normflax: no runs below {folder}", file=sys.stderr)
         return 2
     where = folder / "figures"
-    for title, figure in experiment.figures(runs, layers).items():
+    where.mkdir(exist_ok=True)
+    try:
+        figures = experiment.figures(runs, layers)
+    except ValueError as error:  # of a part of the grid not every figure can be made
+        print(f"normflax: no figures of {folder}: {error}", file=sys.stderr)
+        return 1
+    for title, figure in figures.items():
         save(figure, figure.data, where, title, figure.caption, command or f"python -m experiments.{name} {folder}")
     claims = judge(experiment.CLAIMS, runs, layers)
-    claims.to_csv(where / "claims.csv", index=False)
+    tables = experiment.tables(runs) | {"claims": claims}
+    for title, table in tables.items():
+        table.to_csv(where / f"{title}.csv", index=False)
     show_comparison(runs)
+    for title, table in experiment.tables(runs).items():
+        show_table(title.replace("_", " "), table)
     show_claims(claims)
     print(f"\nfigures (SVG, PDF, PNG, data, caption): {where}")
     return 0
@@ -121,11 +129,17 @@ def find(name: str) -> ModuleType | None:
 
     folder = folder_of("experiments")
     package = "normflax.experiments" if folder.parent.name == "normflax" and (folder.parent / "app.py").exists() else "experiments"
-    known = sorted(path.stem for path in folder.glob("*.py") if path.stem not in ("__init__", "train"))
-    if name not in known:
+    if name not in (known := experiments()):
         refuse("experiment", name, known)
         return None
     return importlib.import_module(f"{package}.{name}")
+
+
+def experiments() -> list[str]:
+    """The names of the experiments there are."""
+    from normflax.app import folder_of
+
+    return sorted(path.stem for path in folder_of("experiments").glob("*.py") if path.stem not in ("__init__", "train"))
 
 
 def refuse(what: str, word: str, allowed) -> int:

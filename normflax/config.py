@@ -38,8 +38,8 @@ class Model:
     """`model.*`: the decoder."""
 
     depth: int = 12  # blocks
-    width: int = 64
-    heads: int = 4
+    width: int = 64  # features of the stream
+    heads: int = 4  # of attention; they divide the width
     kv_heads: int | None = None  # grouped-query attention: heads of k and v, each shared by heads/kv_heads; null: heads
     qk_norm: bool = False  # norm.kind over each head's q and k, before rope
     mask: str = "causal"  # causal | bidirectional
@@ -52,10 +52,10 @@ class Model:
     init: str | None = None  # xavier_normal | xavier_uniform | lecun | normal | truncated_normal; null: the placement's own
     init_std: float = 0.02  # of init=normal and truncated_normal
     residual_scaling: bool = False  # GPT-2: out and down start 1/sqrt(sublayers) as large
-    embed_std: float = 1.0
+    embed_std: float = 1.0  # of the token embeddings at the start
     embed_scale: float = 1.0  # what the token embeddings are multiplied by
     embed_norm: bool = False  # norm.kind on the embedding, whatever the placement
-    position_std: float = 0.02
+    position_std: float = 0.02  # of learned positions at the start
     dropout: float = 0.0  # of the embedding, the attention weights and every branch's result
     dtype: str = "float32"  # float32 | bfloat16: of the stream and the products; parameters and statistics stay float32
     remat: str = "dots"  # dots | full | none: what the backward pass computes again
@@ -110,7 +110,7 @@ class Schedule:
     """`schedule.*`: linear warm-up to the peak, then the named shape."""
 
     name: str = "constant"  # constant | linear | cosine | inverse_sqrt | wsd | ramp | geometric_ramp
-    warmup_steps: int = 0
+    warmup_steps: int = 0  # updates in which the rate rises to the peak
     final: float = 0.0  # linear, cosine, wsd: the last rate, as a share of the peak
     decay_share: float = 0.2  # wsd: the share of the steps at the end in which the rate falls
     start: float = 1e-3  # ramp, geometric_ramp: the first rate, as a share of the peak that the last update has
@@ -120,7 +120,7 @@ class Schedule:
 class Train:
     """`train.*`."""
 
-    steps: int = 300
+    steps: int = 300  # updates
     batch: int = 16  # sequences
     tokens: int = 64  # per sequence
     accumulate: int = 1  # parts of a batch whose gradients are added up one after the other
@@ -143,7 +143,7 @@ class Config:
 
     placement: str = "pre"  # a name of the table, or package.module:name
     name: str = "runs"  # the sweep: runs land in <results>/<name>/<run id>
-    seed: int = 0
+    seed: int = 0  # draws the weights, the dropout, and the batches where data.seed is null
     norm: Norm = field(default_factory=Norm)
     coef: Coef = field(default_factory=Coef)
     model: Model = field(default_factory=Model)
@@ -152,8 +152,8 @@ class Config:
     schedule: Schedule = field(default_factory=Schedule)
     train: Train = field(default_factory=Train)
     probe: Probe = field(default_factory=Probe)
-    results: str = "results"
-    on_exists: str = "skip"  # skip | error | overwrite
+    results: str = "results"  # the folder that sweeps land in
+    on_exists: str = "skip"  # skip | error | overwrite: what becomes of a finished run of the same settings
     fail_fast: bool = False  # a sweep stops at its first failed run
 
 

@@ -206,6 +206,12 @@ def test_a_groups_files_are_its_choices_and_set_only_what_there_is(group):
         assert check(tiny(**{f"{group}__{field}": value for field, value in given.items()}, data__path="x"))
 
 
+@pytest.mark.parametrize("path", sorted((CONFIGS / "model").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_model_of_the_group_is_one_that_can_be(path):
+    given = yaml.safe_load(path.read_text())
+    assert {"depth", "width", "heads"} <= given.keys() and check(tiny(**{f"model__{key}": value for key, value in given.items()}))
+
+
 # ── YAML ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from normflax.config import KEYS
 from normflax.model.equations import diagram, equation
 from normflax.model.placements import PLACEMENTS, N, Placement
 from normflax.probes.fields import FIELDS
 from normflax.report.pages import PAGES
+from normflax.report.settings import comments
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,3 +45,14 @@ def test_pages_are_current(name):
 def test_pages_leave_nothing_out():
     assert all(f"`{name}`" in PAGES["docs/placements.md"]() for name in PLACEMENTS)
     assert all(f"`{name}`" in PAGES["docs/probes.md"]() for name in FIELDS)
+    page = PAGES["docs/settings.md"]()
+    assert all(f"| `{key}` | `" in page for key in KEYS)
+    assert all(f"`{path.parent.name}={path.stem}`" in page for path in (ROOT / "configs").glob("*/*.yaml"))
+
+
+def test_a_setting_is_explained_by_what_config_py_says_beside_it():
+    page = PAGES["docs/settings.md"]()
+    assert "| `optim.clip` | `null` | ○ | global gradient norm |" in page
+    assert "| `model.remat` | `dots` | | `dots` · `full` · `none`: what the backward pass computes again |" in page
+    assert "| `model=thousand` | `depth=1000`, `width=32`, `heads=2`, `remat=full` |" in page
+    assert len(comments()) == len(KEYS)

@@ -55,12 +55,23 @@ class GridSweeper(BasicSweeper):
                     break
         else:
             returns = list(self.launcher.launch(jobs, initial_job_idx=0))
+        _draw(self.config, where, arguments)
         failed: list[tuple[Sequence[str], JobReturn]] = [
             (job, ret) for job, ret in zip(jobs, returns, strict=False) if ret.status is not JobStatus.COMPLETED
         ]
         if failed:
             raise JobsFailed(_report(failed, len(jobs), len(jobs) - len(returns)))
         return [returns]
+
+
+def _draw(config: Any, folder: Path, arguments: Sequence[str]) -> None:
+    """The figures, tables and claims of the experiment whose grid this was, if it was one's."""
+    from normflax.cli import draw, experiments
+
+    chosen = config.hydra.runtime.choices.get("experiment")
+    name = str(chosen).split("/")[0]
+    if chosen is not None and name in experiments():
+        draw(name, folder, " ".join([f"normflax train experiment={chosen}", *arguments]))
 
 
 def _write_grid(folder: Path, given: Sequence[str]) -> None:

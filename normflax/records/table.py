@@ -44,6 +44,8 @@ STATUS: dict[str, tuple[str, str]] = {
     "level_unigram": ("levels.unigram", "float64"),
     "level_bigram": ("levels.bigram", "float64"),
     "level_floor": ("levels.floor", "float64"),
+    "spikes_loss": ("spikes.loss.score", "float64"),
+    "spikes_grad_norm": ("spikes.grad_norm.score", "float64"),
     "parameters": ("parameters.total", "Int64"),
     "norms": ("placement.norms", "Int64"),
     "base_init": ("placement.base_init", "text"),
@@ -159,7 +161,10 @@ def _flat(tree: dict, prefix: str = "") -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
-        leaves |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+        # A list can't be a key of a group, as a setting must be.
+        leaves |= (
+            _flat(value, f"{name}.") if isinstance(value, dict) else {name: tuple(value) if isinstance(value, list) else value}
+        )
     return leaves
 
 

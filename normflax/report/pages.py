@@ -3,6 +3,7 @@
 from normflax.model.equations import diagram, equation
 from normflax.model.placements import KINDS, PLACEMENTS, Coefficient, Depths, norm_count, value
 from normflax.probes.fields import FIELDS
+from normflax.report.settings import settings
 
 SHOWN_DEPTHS = (6, 24, 100, 1000)
 
@@ -73,9 +74,12 @@ def depth_constants(name: str) -> list[str]:
 AXES = {
     "state": "the S + 1 states of the stream (0 is the embedding's output)",
     "sublayer": "the S sublayers",
-    "norm": "every norm layer",
+    "norm": "every norm layer of the stream",
     "matrix": "every block and role (q, k, v, out, up, gate, down)",
     "block": "the L blocks",
+    "attention": "the attention of every block",
+    "model": "the model",
+    "pair": "every two of the L + 1 block inputs",
 }
 
 
@@ -105,4 +109,4 @@ def probes() -> str:
     return "\n".join(lines)
 
 
-PAGES = {"docs/placements.md": placements, "docs/probes.md": probes}
+PAGES = {"docs/placements.md": placements, "docs/probes.md": probes, "docs/settings.md": settings}

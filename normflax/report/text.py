@@ -32,6 +32,24 @@ def show_comparison(runs: pd.DataFrame) -> None:
         print(f"{left} runs have no verdict: they failed, were interrupted or still train")
 
 
+def show_table(title: str, rows: pd.DataFrame) -> None:
+    """Any table of numbers, with what is not known as a dash."""
+    table = Table(title=title, title_justify="left")
+    for name in rows:
+        numbers = pd.api.types.is_numeric_dtype(rows[name])
+        table.add_column(str(name), justify="right" if numbers else "left", overflow="fold")
+    for row in rows.itertuples(index=False):
+        table.add_row(*(cell(value) for value in row))
+    console().print(table)
+
+
+def cell(value: object) -> str:
+    """A number to four digits, a word as it is, a dash for nothing."""
+    if isinstance(value, float):
+        return "–" if value != value else f"{value:.4g}"
+    return str(value)
+
+
 def show_claims(claims: pd.DataFrame) -> None:
     """Every claim with its measured value and verdict."""
     table = Table(title="claims", title_justify="left")

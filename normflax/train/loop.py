@@ -17,7 +17,7 @@ from normflax.model.placements import Depths, norm_count
 from normflax.model.transformer import matrices
 from normflax.probes.fields import BESIDE, chosen, tidy
 from normflax.probes.schedule import probed_steps
-from normflax.records import stability
+from normflax.records import spikes, stability
 from normflax.records.store import RunFolder
 from normflax.train import health, optim
 from normflax.train.reader import Reader
@@ -110,6 +110,7 @@ def train(config: Config, folder: RunFolder, progress: Progress = lambda step, s
         "diverged_at": diverged_at,
         "first_bad": bad,
         "reason": reason,
+        "spikes": spikes.of_run(np.array(losses), np.array(norms)),
         "heldout": {
             "initial": initial[0],
             "initial_se": initial[1],
