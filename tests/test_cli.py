@@ -42,7 +42,7 @@ def test_reproduce_trains_draws_and_judges(reproduced):
 
 def test_draw_again_changes_no_byte(reproduced):
     folder, _ = reproduced
-    command = f"normflax reproduce {' '.join(['depth_stability', *TINY, f'results={folder.parent}'])}"
+    command = f"normflax train {' '.join(['experiment=depth_stability', *TINY, f'results={folder.parent}'])}"
     before = {path.name: path.read_bytes() for path in (folder / "figures").iterdir()}
     assert cli.draw("depth_stability", folder, command) == 0
     assert {path.name: path.read_bytes() for path in (folder / "figures").iterdir()} == before

@@ -246,6 +246,10 @@ NUMBERS = {
     "model__embed_std": 0.5,
     "model__position_std": 0.5,
     "model__init_std": 0.1,
+    "model__embed_scale": 2.0,
+    "model__residual_scaling": True,
+    "train__label_smoothing": 0.1,
+    "train__z_loss": 0.1,
     "probe__grid": "all",
     "name": "another",
 }
@@ -267,6 +271,29 @@ def test_a_second_run_that_differs_in_numbers_compiles_nothing(tmp_path, caplog)
         assert parts(change(config, **{key: value}))[1] is parts(config)[1], key
         rows, _, _ = trained(change(config, **{key: value}))
         assert ([row["loss"] for row in rows[:4]] != base) == (key not in SAME_LOSSES), key
+
+
+OF_ONE_KIND = [
+    ({"optim__name": "adafactor", "optim__eps": 1e-30}, {"optim__memory": 0.5, "optim__update_clip": 0.1}),
+    ({"optim__name": "muon", "optim__momentum": 0.9}, {"optim__momentum": 0.5}),
+    ({"optim__name": "lion"}, {"optim__beta2": 0.5}),
+    ({"schedule__name": "wsd"}, {"schedule__decay_share": 0.9}),
+    ({"schedule__name": "ramp"}, {"schedule__start": 0.5}),
+    ({"schedule__name": "geometric_ramp"}, {"schedule__start": 0.5}),
+    ({"schedule__name": "inverse_sqrt"}, {"schedule__warmup_steps": 2}),
+    ({"schedule__name": "linear"}, {"schedule__final": 0.5}),
+    ({"model__dropout": 0.1}, {"model__dropout": 0.3}),
+]
+
+
+@pytest.mark.parametrize(("kind", "numbers"), OF_ONE_KIND)
+def test_the_numbers_of_one_kind_are_traced_too(kind, numbers):
+    """Those of an optimiser, a schedule or dropout: the same program, other losses."""
+    base = tiny(**kind, train__steps=4)
+    losses = [row["loss"] for row in trained(base)[0]]
+    for key, value in numbers.items():
+        other = change(base, **{key: value})
+        assert parts(other)[1] is parts(base)[1] and [row["loss"] for row in trained(other)[0]] != losses, key
 
 
 # ── Not finite ──────────────────────────────────────────────────────────────────────────────────────────────────────

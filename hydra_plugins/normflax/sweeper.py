@@ -71,7 +71,7 @@ def _draw(config: Any, folder: Path, arguments: Sequence[str]) -> None:
     chosen = config.hydra.runtime.choices.get("experiment")
     name = str(chosen).split("/")[0]
     if chosen is not None and name in experiments():
-        draw(name, folder, " ".join([f"normflax train experiment={chosen}", *arguments]))
+        draw(name, folder, " ".join(["normflax train", *arguments]))
 
 
 def _write_grid(folder: Path, given: Sequence[str]) -> None:

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from normflax import config as settings
 from normflax.build import hyper_part, programs, static_part
 from normflax.data import batches
+from normflax.probes.beside import WINDOWS
+from normflax.probes.fields import on_batch
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,30 @@ def probes(shape: Shape, rounds: int) -> dict[str, list[float]]:
         },
         rounds,
     )
+
+
+def fields(shape: Shape, rounds: int) -> dict[str, float]:
+    """What each field costs that is read on a step's batch: its share of a plain step, when it alone is read at every step."""
+    calls = {"": Stepper(run_config(shape), shape.updates)}
+    for name in on_batch(["all"]):
+        calls[name] = Stepper(run_config(shape, probe__every_step=[name]), shape.updates)
+    seconds = alternate(calls, rounds)
+    return {name: ratio(seconds, name, "") - 1 for name in calls if name}
+
+
+def besides(shape: Shape, rounds: int) -> dict[str, float]:
+    """What is read on held-out windows, as a share of a step."""
+    step = Stepper(run_config(shape, data__windows=WINDOWS), 1)
+    windows = batches.heldout(batches.load(run_config(shape).data), WINDOWS, shape.tokens)
+    represent, angles = (getattr(step.programs, name) for name in ("represent", "angles"))
+    calls = {"": step} | {
+        name: lambda read=read: read(step.state.params, step.hyper, windows)
+        for name, read in {"model_update": represent, "angle": angles}.items()
+    }
+    for call in calls.values():
+        call()
+    seconds = alternate(calls, rounds)
+    return {name: ratio(seconds, name, "") for name in calls if name}
 
 
 def compile_cost(depth: int) -> dict[str, float]:

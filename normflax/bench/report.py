@@ -15,12 +15,18 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="normflax bench", description=main.__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--fields", action="store_true", help="only what each probe costs")
     parser.add_argument("--compile-cost", type=int, help=argparse.SUPPRESS)  # one row, in a process of its own
     options = parser.parse_args(words)
     from normflax.bench import measure
 
     if options.compile_cost:
         print(json.dumps(measure.compile_cost(options.compile_cost)))
+        return 0
+    if options.fields:
+        costs = measure.fields(measure.SHAPES[0], options.rounds) | measure.besides(measure.SHAPES[0], options.rounds)
+        print(f"\n| field | share of a step at {measure.SHAPES[0]} |\n|---|---|")
+        print("\n".join(f"| {name} | {100 * cost:.1f} % |" for name, cost in costs.items()))
         return 0
     shapes = [shape for shape in measure.SHAPES if not options.quick or shape.depth <= 24]
     print(f"{os.cpu_count()} cores; medians of {options.rounds} rounds, alternated; times move with the machine, ratios less\n")

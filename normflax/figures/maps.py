@@ -80,7 +80,7 @@ def _map(axes: Axes, part: pd.DataFrame, rates: list[float], warmups: list[int],
     for cell in part.to_dict("records"):
         x, y = rates.index(cell["rate"]), warmups.index(cell["warmup"])
         trains[y, x] = cell["trains"]
-        _cell(axes, x, y, cell, matplotlib.colormaps[MAP](float(scale(cell["excess"]))), 7 if wide > 0.6 else 5.5)
+        _cell(axes, x, y, cell, matplotlib.colormaps[MAP](float(scale(cell["excess"]))), 7.0 if wide > 0.6 else 5.5)
     for (y, x), here in np.ndenumerate(trains):
         right, above = ((x + 0.5, x + 0.5), (y - 0.5, y + 0.5)), ((x - 0.5, x + 0.5), (y + 0.5, y + 0.5))
         for (beside_y, beside_x), corners in (((y, x + 1), right), ((y + 1, x), above)):

@@ -46,7 +46,7 @@ def show_table(title: str, rows: pd.DataFrame) -> None:
 def cell(value: object) -> str:
     """A number to four digits, a word as it is, a dash for nothing."""
     if isinstance(value, float):
-        return "–" if value != value else f"{value:.4g}"
+        return "–" if value != value else "0" if abs(value) < 1e-12 else f"{value:.4g}"
     return str(value)
 
 
