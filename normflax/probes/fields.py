@@ -20,8 +20,9 @@ class Field:
 
     `axis` says what it has a value for: state, the stream's S + 1 states · sublayer, its S sublayers · norm, every norm layer of
     the stream · matrix, every block and role · block, every block · attention, the attention of every block · model, one value ·
-    pair, every two of the L + 1 block inputs. `parts` says how the values of a batch's parts make that of the batch. Fields with
-    `core` are recorded unless others are asked for.
+    pair, every two of the L + 1 block inputs. `parts` says how the values of a batch's parts make that of the batch. `cost` is
+    what reading it alone adds to a step that reads it (`normflax bench --fields`, 24 blocks of width 64, 2 cores).
+    Fields with `core` are recorded unless others are asked for.
     """
 
     metric: str
@@ -30,6 +31,7 @@ class Field:
     unit: str
     definition: str
     parts: Literal["mean", "max", "rms"] = "mean"
+    cost: str = "in the noise"
     core: bool = True
 
 
@@ -110,6 +112,7 @@ FIELDS: dict[str, Field] = {
         "nats",
         "entropy -Σ A ln A of a query's attention weights over the keys it may see, mean over batch, heads and queries; before "
         "dropout",
+        cost="6 %",
         core=False,
     ),
     "attention_entropy_share": Field(
@@ -118,6 +121,7 @@ FIELDS: dict[str, Field] = {
         "attention",
         "1",
         "the entropy over the mean over queries of ln n, for n keys that the query may see: 1 for weights that are all alike",
+        cost="8 %",
         core=False,
     ),
     "max_logit": Field(
@@ -126,6 +130,7 @@ FIELDS: dict[str, Field] = {
         "attention",
         "1",
         "largest attention score over batch, heads, queries and the keys they may see, after the division by √K",
+        cost="3 %",
         parts="max",
         core=False,
     ),
@@ -136,6 +141,7 @@ FIELDS: dict[str, Field] = {
         "1",
         "on eight fixed held-out windows, mean over tokens of the length of the change since step 0 of what the head reads, after "
         "the final norm where there is one, over √D; without dropout",
+        cost="12 %",
         core=False,
     ),
     "angle": Field(
@@ -146,6 +152,7 @@ FIELDS: dict[str, Field] = {
         "on the same windows, at the first and the last step: arccos of the cosine between what two blocks are given, over π, mean "
         "over tokens; rows carry the lower block input l = 0 … L as `block` and the distance m - l as `site`; input L is the "
         "stream before the final norm",
+        cost="13 %",
         core=False,
     ),
 }
