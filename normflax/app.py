@@ -123,14 +123,14 @@ def check_words(words: list[str]) -> None:
         if override.is_delete():
             raise settings.ConfigError(f"'{override.input_line}' would delete a setting that every run needs")
         group = CONFIGS / key
+        if key in settings.GROUPS and (not group.is_dir() or isinstance(override.value(), dict)):
+            members = ", ".join(member for member in settings.KEYS if member.startswith(f"{key}."))
+            raise settings.ConfigError(f"'{key}' is a group of settings; set one of {members}")
         if group.is_dir():
             allowed = sorted(path.relative_to(group).with_suffix("").as_posix() for path in group.rglob("*.yaml"))
             for choice in choices(override):
                 if choice not in allowed and choice not in ("null", "None"):
                     raise settings.ConfigError(unknown(key, choice, allowed))
-        elif key in settings.GROUPS:
-            members = ", ".join(member for member in settings.KEYS if member.startswith(f"{key}."))
-            raise settings.ConfigError(f"'{key}' is a group of settings; set one of {members}")
         elif key not in settings.KEYS:
             raise settings.ConfigError(settings.unknown_key(key))
 

@@ -85,6 +85,9 @@ def examine(config: Any, values: Mapping[str, Any]) -> None:
     _check_schedule(config.schedule, config.train.steps)
     if config.optim.name == "adam" and config.optim.decay:
         raise ConfigError(f"optim.decay={config.optim.decay} needs optim.name=adamw: adam has no decay")
+    for key in ("eps", "update_clip"):
+        if config.optim.name == "adafactor" and not getattr(config.optim, key):
+            raise ConfigError(f"optim.{key}={getattr(config.optim, key)} is above 0 for adafactor: a gradient of 0 would give NaN")
     _check_data(config.data, config.train.tokens)
     for key in ("beta1", "beta2", "momentum"):
         if not 0 <= getattr(config.optim, key) < 1:
@@ -159,10 +162,12 @@ def _check_data(d: Any, tokens: int) -> None:
         raise ConfigError(f"data.heldout={d.heldout} is a share of the text: between 0 and 1")
     if d.name == "mixture":
         _check_mixture(d)
-    own_path = {part.partition(":")[0] for part in d.parts if ":" in part} if d.name == "mixture" else set()
-    names = {part.partition(":")[0] for part in d.parts} if d.name == "mixture" else {d.name}
+    if d.vocab > 2**30:  # so that a sum of two ids is a 32-bit number too
+        raise ConfigError(f"data.vocab={d.vocab} is too large: it is at most {2**30}")
+    named = [tuple(part.partition(":")[::2]) for part in d.parts] if d.name == "mixture" else [(d.name, "")]
+    names = {name for name, _ in named}
     for name, what in {"files": "a file, a folder or a glob", "tokens": "a .npy or .bin file of token ids"}.items():
-        if name in names - own_path and not d.path:
+        if (name, "") in named and not d.path:
             raise ConfigError(f"data={name} needs data.path: {what}")
     if names & {"copy", "modk"} and d.lag >= tokens:
         raise ConfigError(f"data.lag={d.lag} leaves no target in train.tokens={tokens}")
@@ -179,6 +184,8 @@ def _check_mixture(d: Any) -> None:
         raise ConfigError(f"data.parts={d.parts} is no mixture: name at least two of {', '.join(plain)}")
     for part in d.parts:
         name, colon, _ = part.partition(":")
+        if name == "mixture":
+            raise ConfigError(f"data.parts={d.parts} holds 'mixture': a mixture is no part of another one")
         if name not in plain:
             raise ConfigError(unknown("data.parts", name, plain))
         if colon and name not in ("files", "tokens"):

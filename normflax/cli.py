@@ -68,6 +68,9 @@ def draw(name: str, folder: Path, command: str | None = None) -> int:
     if runs.empty:
         print(f"normflax: no runs below {folder}", file=sys.stderr)
         return 2
+    if runs["verdict"].isna().all():
+        print(f"normflax: no run below {folder} has a verdict: they failed, were interrupted or still train", file=sys.stderr)
+        return 1
     where = folder / "figures"
     where.mkdir(exist_ok=True)
     try:

@@ -157,7 +157,8 @@ def test_help_lists_choices_settings_and_how_to_start(here, call):
     for text in (
         "placement=deepnorm",
         "norm: layer, none, rms",
-        "data: copy, files, markov, stdlib",
+        "data: copy, files, markov, mixture, modk, stdlib, tokens",
+        "model: deep, small, thousand, tiny",
         "depth: 12",
         "rate: 0.001",
     ):

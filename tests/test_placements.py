@@ -222,7 +222,7 @@ class StandIn(nnx.Module):
     def __init__(self, f):
         self.f = f
 
-    def __call__(self, x):
+    def __call__(self, x, dropout=None):
         return self.f(x)
 
 

@@ -104,6 +104,13 @@ def test_rates_by_hand(name: str, rates: dict[int, float]):
     np.testing.assert_allclose(curve(name, [*rates], 1.0, 10, 100, 0.1), [*rates.values()], rtol=1e-5)
 
 
+def test_the_share_in_which_wsd_falls_is_of_all_updates():
+    """The last half of a hundred, whatever the warm-up; all of them without one."""
+    rates = curve("wsd", [10, 50, 75, 99, 100], 1.0, 10, 100, 0.0, decay_share=0.5)
+    np.testing.assert_allclose(rates, [1.0, 1.0, 0.5, 0.02, 0.0], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(curve("wsd", [0, 25, 50], 1.0, 0, 100, 0.5, decay_share=1.0), [1.0, 0.875, 0.75], rtol=1e-6)
+
+
 def test_ramps_by_hand():
     """From a hundredth of the peak at the first of 101 updates to the peak at the last, and no further."""
     np.testing.assert_allclose(curve("ramp", [0, 50, 100, 101], 2.0, 0, 101, start=0.01), [0.02, 1.01, 2, 2], rtol=1e-6)
@@ -135,6 +142,34 @@ def test_a_schedule_that_does_not_fit_is_one_sentence(settings: dict[str, Any], 
     with pytest.raises(ConfigError) as caught:
         check(tiny(train__steps=10, **{f"schedule__{key}": value for key, value in settings.items()}))
     assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"name": "wsd", "warmup_steps": 5, "decay_share": 0.5},  # falls from the first update at the peak
+        {"name": "ramp", "warmup_steps": 1},  # a warm-up of one update is none
+        {"name": "geometric_ramp", "warmup_steps": 1, "start": 1e-6},
+        {"name": "ramp", "start": 0.0},
+    ],
+)
+def test_a_schedule_that_just_fits_is_taken(settings: dict[str, Any]):
+    assert check(tiny(train__steps=10, **{f"schedule__{key}": value for key, value in settings.items()}))
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_lanes_with_their_own_numbers_share_one_program(name: str):
+    lanes = [(1e-3, 0, 40, 0.0, 0.2, 1e-3), (0.5, 7, 30, 0.1, 0.7, 0.5), (2.0, 1, 1, 1.0, 1.0, 1.0)]
+    many = jax.jit(jax.vmap(lambda t, hyper: rate(name, t, hyper), (None, 0)))
+    for t in (0, 6, 20, 45):
+        for some in (lanes, lanes[::-1]):
+            peak, warmup, total, final, share, start = (np.asarray(column) for column in zip(*some, strict=True))
+            hyper = {"rate": peak, "final": final, "decay_share": share, "start": start}
+            hyper = {key: jnp.asarray(x, jnp.float32) for key, x in hyper.items()}
+            hyper |= {"warmup": jnp.asarray(warmup, jnp.int32), "total": jnp.asarray(total, jnp.int32)}
+            alone = [curve(name, [t], *lane)[0] for lane in some]
+            np.testing.assert_allclose(many(jnp.int32(t), hyper), alone, rtol=1e-6, atol=1e-9)
+    assert many._cache_size() == 1
 
 
 def test_past_the_total_the_rate_stays_at_its_end():

@@ -98,8 +98,8 @@ def test_the_logged_rate_is_the_one_that_was_used(monkeypatch, t):
     _, after, scalars = update(monkeypatch, config, filled(config, 1.0), t)
     moved = {float(x) for leaf in jax.tree.leaves(after.params) for x in np.unique(leaf)}
     assert moved == {-scalars["rate"]}
-    numbers = {"peak": jnp.float32(0.3), "warmup": jnp.int32(4), "total": jnp.int32(20), "final": jnp.float32(0.1)}
-    np.testing.assert_allclose(scalars["rate"], rate("cosine", jnp.int32(t), **numbers), rtol=1e-6)
+    numbers = {"rate": jnp.float32(0.3), "warmup": jnp.int32(4), "total": jnp.int32(20), "final": jnp.float32(0.1)}
+    np.testing.assert_allclose(scalars["rate"], rate("cosine", jnp.int32(t), numbers), rtol=1e-6)
     if t < 4:
         np.testing.assert_allclose(scalars["rate"], 0.3 * (t + 1) / 4, rtol=1e-6)
 

@@ -78,7 +78,8 @@ def place(source: sources.Source) -> Loaded:
     """
     match source:
         case Corpus():
-            return Loaded(source, Task("text", source.vocab), {"tokens": jnp.asarray(source.train)})
+            # A copy: `asarray` may share the memory of a file that changes later.
+            return Loaded(source, Task("text", source.vocab), {"tokens": jnp.array(source.train)})
         case Copy():
             return Loaded(source, Task("copy", source.vocab, source.lag), {})
         case ModK():
@@ -118,10 +119,11 @@ def heldout(loaded: Loaded, windows: int, tokens: int) -> Batch:
         ConfigError: the held-out text does not hold so many windows.
     """
     if isinstance(loaded.source, Corpus):
-        return windows_of(loaded.source.heldout, windows, tokens)
+        return windows_of(loaded.source, windows, tokens)
     if isinstance(loaded.source, Mixture):
         counts = shares(loaded.source.weights, windows)
-        found = [heldout(place(part), int(n), tokens) for part, n in zip(loaded.source.parts, counts, strict=True) if n]
+        parts = map(Loaded, loaded.source.parts, loaded.task.parts, loaded.arrays["parts"])
+        found = [heldout(part, int(n), tokens) for part, n in zip(parts, counts, strict=True) if n]
         return jax.tree.map(lambda *x: jnp.concatenate(x)[order(counts)], *found)
     return sample(loaded.task, loaded.arrays, named_key(0, "heldout"), windows, tokens)
 
@@ -197,17 +199,18 @@ def cumulative(p: np.ndarray) -> Array:
     return jnp.asarray(sums / sums[..., -1:], jnp.float32)
 
 
-def windows_of(text: Integer[np.ndarray, " n"], windows: int, tokens: int) -> Batch:
-    """W windows of T + 1 ids at multiples of ⌊n/W⌋."""
-    n, length = len(text), tokens + 1
+def windows_of(corpus: Corpus, windows: int, tokens: int) -> Batch:
+    """W windows of T + 1 ids at multiples of ⌊n/W⌋ of the held-out part."""
+    n, length = len(corpus.heldout), tokens + 1
     if n < length:
         raise ConfigError(
-            f"the held-out text has {n} tokens, fewer than one window of train.tokens + 1 = {length}: raise data.heldout"
+            f"the held-out part of {corpus.name} has {n} tokens, fewer than one window of train.tokens + 1 = {length}:"
+            " raise data.heldout"
         )
     if windows * length > n:
         raise ConfigError(
-            f"data.windows={windows} windows of train.tokens + 1 = {length} tokens do not fit into {n} held-out tokens:"
-            f" at most {n // length} do"
+            f"data.windows asks {corpus.name} for {windows} windows of train.tokens + 1 = {length} tokens, which do not fit into"
+            f" {n} held-out tokens: at most {n // length} do"
         )
     start = np.arange(windows)[:, None] * (n // windows)
-    return next_token(jnp.asarray(text[start + np.arange(length)], jnp.int32))
+    return next_token(jnp.asarray(corpus.heldout[start + np.arange(length)], jnp.int32))

@@ -33,7 +33,7 @@ class Levels:
         uniform: ln V, of a predictor that knows nothing.
         unigram: of the best prediction that ignores the context.
         bigram: of the best prediction from the last input token.
-        floor: the loss of a model that knows the source; None where nobody does (text).
+        floor: the loss of a model that knows the source; None where nobody does (text). Of a mixture a bound below it (`floor`).
     """
 
     uniform: float
@@ -47,25 +47,30 @@ def levels(
 ) -> Levels:
     """The levels of `source` on W held-out windows of T tokens: cross-entropies of the valid targets under its `Law`.
 
-    The floor is the entropy rate of a chain, 0 where the target is a function of the inputs, and unknown for text. That of a
-    mixture is the mean of its parts' where all are known: a bound, since a model must also find out which part it reads.
+    The floor is the only one that is not measured on the windows (`floor`).
     """
     x, y = inputs[mask], targets[mask]
-    law = law_of(source)
-    return Levels(float(np.log(source.vocab)), loss(law.marginal[y]), loss(law.given(x, y)), floor(source))
+    law = law_of(source, inputs.shape[1])
+    return Levels(float(np.log(source.vocab)), loss(law.marginal[y]), loss(law.given(x, y)), floor(source, inputs.shape[1]))
 
 
-def floor(source: Source) -> float | None:
-    """The loss of a model that knows the source, in nats/token; None where nobody does."""
+def floor(source: Source, tokens: int) -> float | None:
+    """The loss in nats/token of a model that knows the source, in sequences of T tokens; None where nobody does (text).
+
+    markov: the entropy rate. copy, modk: 0, since the inputs determine the target. mixture: Σ_i s_i floor_i with s of
+    `target_shares`, where every part has one. That is what a model would reach that is told the part of each sequence, so it is a
+    lower bound: a model must find the part out. Of parts whose inputs differ that costs little, at the start of a sequence. Of copy
+    and modk, whose inputs are alike, nobody can, and the best loss stays about as far above 0 as the entropy of the shares.
+    """
     match source:
         case Chain():
             return source.entropy
         case Copy() | ModK():
             return 0.0
         case Mixture():
-            floors = [floor(part) for part in source.parts]
+            floors = [floor(part, tokens) for part in source.parts]
             known = [value for value in floors if value is not None]
-            return float(source.weights @ known) if len(known) == len(floors) else None
+            return float(target_shares(source, tokens) @ known) if len(known) == len(floors) else None
     return None
 
 
@@ -84,43 +89,59 @@ class Law:
     given: Callable[[np.ndarray, np.ndarray], Float[np.ndarray, " N"]]
 
 
-@lru_cache(maxsize=4)
-def law_of(source: Source) -> Law:
-    """The law of a source, worked out once for all runs of a process.
+def law_of(source: Source, tokens: int) -> Law:
+    """The law of the valid targets of a source in sequences of T tokens.
+
+    One source: `law_of_one`, whatever T is.
+    mixture: p(y) = Σ_i s_i p_i(y) and p(y | x) = Σ_i s_i p_i(x) p_i(y | x) / Σ_i s_i p_i(x), with s of `target_shares`.
+    """
+    if isinstance(source, Mixture):
+        return mixed([law_of_one(part) for part in source.parts], target_shares(source, tokens), source.vocab)
+    return law_of_one(source)
+
+
+def target_shares(source: Mixture, tokens: int) -> Float[np.ndarray, " parts"]:
+    """s_i = w_i n_i / Σ_j w_j n_j: each part's share of the valid targets, of which its sequences of T tokens have n_i.
+
+    n = T - lag for copy and modk, else T. The weights w count sequences, and the loss is a mean over valid targets.
+    """
+    valid = np.array([tokens - (part.lag if isinstance(part, Copy | ModK) else 0) for part in source.parts])
+    shares = source.weights * valid
+    return shares / shares.sum()
+
+
+@lru_cache(maxsize=8)
+def law_of_one(source: Corpus | Chain | Copy | ModK) -> Law:
+    """The law of a source that is no mixture, worked out once for all runs of a process.
 
     text, tokens: counted on the training part (`text_law`).
     markov: the chain's own, p(y) = π(y) and p(y | x) = P(x, y)/π(x) summed over the rest of the context.
     copy, modk: tokens are independent and uniform, so neither π nor the last token says anything: 1/V.
-    mixture: p(y) = Σ_i w_i p_i(y) and p(y | x) = Σ_i w_i p_i(x) p_i(y | x) / Σ_i w_i p_i(x).
     """
     match source:
         case Corpus():
             return text_law(source.train, source.vocab)
         case Chain():
-            with np.errstate(invalid="ignore"):
-                rows = source.pairs / source.stationary[:, None]
-            return Law(source.stationary, source.stationary, lambda x, y: rows[x, y])
+            return Law(source.stationary, source.stationary, lambda x, y: source.after[x, y])
         case Copy() | ModK():
             uniform = np.full(source.vocab, 1 / source.vocab)
             return Law(uniform, uniform, lambda x, y: uniform[y])
-        case Mixture():
-            return mixed([law_of(part) for part in source.parts], source.weights, source.vocab)
 
 
-def mixed(laws: Sequence[Law], weights: Float[np.ndarray, " parts"], vocab: int) -> Law:
+def mixed(laws: Sequence[Law], shares: Float[np.ndarray, " parts"], vocab: int) -> Law:
     """The law of a mixture; a token that a part does not have is not given by it."""
 
     def wide(p: np.ndarray) -> np.ndarray:
         return np.pad(p, (0, vocab - len(p)))
 
-    inputs = weights @ np.stack([wide(law.inputs) for law in laws])
-    marginal = weights @ np.stack([wide(law.marginal) for law in laws])
+    inputs = shares @ np.stack([wide(law.inputs) for law in laws])
+    marginal = shares @ np.stack([wide(law.marginal) for law in laws])
 
     def given(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         joint = np.zeros(len(x))
-        for w, law in zip(weights, laws, strict=True):
+        for s, law in zip(shares, laws, strict=True):
             known = (x < len(law.inputs)) & (y < len(law.marginal))
-            joint[known] += w * law.inputs[x[known]] * law.given(x[known], y[known])
+            joint[known] += s * law.inputs[x[known]] * law.given(x[known], y[known])
         return joint / inputs[x]
 
     return Law(inputs, marginal, given)

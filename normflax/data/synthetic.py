@@ -1,6 +1,7 @@
 """Tasks whose best possible loss is known: copying, adding, and a Markov chain."""
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -64,14 +65,24 @@ class Chain:
 
     @cached_property
     def contexts(self) -> Float[np.ndarray, " C"]:
-        """The stationary law of contexts [V^k]."""
-        return stationary_of_one(self.rows) if self.order == 1 else stationary_of_many(self.rows)
+        """The stationary law of contexts [V^k]. Raises ConfigError where it is not found (`stationary_of_many`)."""
+        if self.order == 1 or len(self.rows) <= FEW:
+            return stationary(transitions(self.rows))
+        return stationary_of_many(self.rows)
 
     @cached_property
     def pairs(self) -> Float[np.ndarray, "V V"]:
         """P(x_t = i, x_{t+1} = j), stationary."""
         joint = self.contexts[:, None] * self.rows
         return joint.reshape(-1, self.vocab, self.vocab).sum(0)
+
+    @cached_property
+    def after(self) -> Float[np.ndarray, "V V"]:
+        """P(x_{t+1} = j | x_t = i), stationary: all that the last token alone says. Uniform after a token that never comes."""
+        if self.order == 1:
+            return self.rows
+        law = self.stationary[:, None]
+        return np.divide(self.pairs, law, out=np.full_like(self.pairs, 1 / self.vocab), where=law > 0)
 
     @cached_property
     def stationary(self) -> Float[np.ndarray, " V"]:
@@ -87,28 +98,57 @@ class Chain:
         return float(-self.contexts @ plogp(self.rows).sum(-1))
 
 
-def stationary_of_one(rows: Float[np.ndarray, "V V"]) -> Float[np.ndarray, " V"]:
-    """π with πP = π and Σπ = 1, by least squares (which also serves rows so peaked that π is not unique)."""
-    V = len(rows)
-    system = np.vstack([rows.T - np.eye(V), np.ones(V)])
-    law = np.linalg.lstsq(system, np.append(np.zeros(V), 1.0), rcond=None)[0].clip(min=0.0)
-    return law / law.sum()
+FEW = 512
+"""Contexts up to which the matrix of their transitions is written out."""
 
 
-def stationary_of_many(rows: Float[np.ndarray, "C V"], steps: int = 100_000) -> Float[np.ndarray, " C"]:
-    """The same for contexts of several tokens, by following the chain: each context has only V successors.
-
-    Half of every step stays where it is, so that a periodic chain comes to rest too.
-    """
+def transitions(rows: Float[np.ndarray, "C V"]) -> Float[np.ndarray, "C C"]:
+    """From context to context: token j leads from c to (c·V + j) mod V^k."""
     contexts, V = rows.shape
-    law = np.full(contexts, 1 / contexts)
-    for _ in range(steps):
-        # From (oldest, rest) with token j to (rest, j): the oldest token, the highest digit, is summed away.
-        moved = (law[:, None] * rows).reshape(V, -1, V).sum(0).ravel()
-        law, before = (law + moved) / 2, law
-        if np.abs(law - before).sum() < 1e-14:
-            break
+    c = np.arange(contexts)[:, None]
+    out = np.zeros((contexts, contexts))
+    out[c, (c * V + np.arange(V)) % contexts] = rows
+    return out
+
+
+def stationary(matrix: Float[np.ndarray, "C C"]) -> Float[np.ndarray, " C"]:
+    """π with πP = π and Σπ = 1, by least squares (which also serves rows so peaked that π is not unique)."""
+    n = len(matrix)
+    system = np.vstack([matrix.T - np.eye(n), np.ones(n)])
+    law = np.linalg.lstsq(system, np.append(np.zeros(n), 1.0), rcond=None)[0].clip(min=0.0)
     return law / law.sum()
+
+
+def stationary_of_many(rows: Float[np.ndarray, "C V"]) -> Float[np.ndarray, " C"]:
+    """The same without the matrix, of which each context has only V entries: the eigenvector of eigenvalue 1.
+
+    Implicitly restarted Arnoldi iteration from the uniform law (Lehoucq, Sorensen and Yang 1998, "ARPACK users' guide"). Chains that
+    hardly ever leave a part of their contexts have many eigenvalues next to 1, so what comes out is held against πP = π.
+
+    Raises:
+        ConfigError: no law was found that stays as it is to 1e-9.
+    """
+    from scipy.sparse.linalg import ArpackError, LinearOperator, eigs  # slow to import
+
+    contexts, V = rows.shape
+
+    def move(law: np.ndarray) -> np.ndarray:
+        # From (oldest, rest) with token j to (rest, j): the oldest token, the highest digit, is summed away.
+        return (law.reshape(-1, 1) * rows).reshape(V, -1, V).sum(0).ravel()
+
+    step = LinearOperator((contexts, contexts), matvec=move, dtype=np.float64)
+    start = np.full(contexts, 1 / contexts)
+    law = start
+    with suppress(ArpackError):
+        vector = eigs(step, k=1, which="LR", v0=start, ncv=min(20, contexts), maxiter=1000)[1][:, 0].real
+        law = (vector * np.sign(vector.sum())).clip(min=0.0)
+        law /= law.sum()
+    if not np.abs(move(law) - law).sum() < 1e-9:
+        raise ConfigError(
+            f"the chain of data.name=markov with data.vocab={V} and {contexts} contexts does not come to rest:"
+            " raise data.concentration or lower data.order"
+        )
+    return law
 
 
 LARGEST_TABLE = 2**24
@@ -125,7 +165,7 @@ def chain(vocab: int, concentration: float, table_seed: int, order: int = 1) -> 
         raise ConfigError(f"data.concentration={concentration:g} is no Dirichlet parameter: it is above 0")
     if vocab ** (order + 1) > LARGEST_TABLE:
         raise ConfigError(
-            f"data.order={order} with data.vocab={vocab} makes a table of {vocab ** (order + 1)} probabilities:"
+            f"data.order={order} with data.vocab={vocab} makes a table of {vocab}^{order + 1} probabilities:"
             f" it has at most {LARGEST_TABLE}"
         )
     rows = np.random.default_rng(table_seed).dirichlet(np.full(vocab, concentration), size=vocab**order)

@@ -18,7 +18,7 @@ def load(path: str | None, heldout: float, vocab: int) -> Corpus:
     """The ids in the file at `path`, the last `heldout` of them held out; they lie in 0 … `vocab` - 1.
 
     `.npy`: an array of integers with one axis. `.bin`: unsigned 16-bit little-endian numbers without a header. The same ids have
-    the same sha256, whatever they are stored in.
+    the same sha256, whatever they are stored in. They stay on disk where they are stored as small as they can be.
 
     Raises:
         ConfigError: `path` is missing or no such file, an id is not below `vocab` or is negative, or a part is empty.
@@ -36,7 +36,7 @@ def load(path: str | None, heldout: float, vocab: int) -> Corpus:
             raise ConfigError(f"{name} holds the id {low if low < 0 else high}: ids are 0 to data.vocab - 1 = {vocab - 1}")
         digest.update(block.astype("<i4").tobytes())
     small = next(kind for kind in (np.uint8, np.uint16, np.int32) if vocab - 1 <= np.iinfo(kind).max)
-    return Corpus("tokens", ids[:cut].astype(small), ids[cut:].astype(small), digest.hexdigest(), vocab)
+    return Corpus("tokens", ids[:cut].astype(small, copy=False), ids[cut:].astype(small, copy=False), digest.hexdigest(), vocab)
 
 
 def opened(path: str | None) -> Integer[np.ndarray, " n"]:
@@ -48,8 +48,8 @@ def opened(path: str | None) -> Integer[np.ndarray, " n"]:
         raise ConfigError(f"data.path={path} is no file: data.name=tokens takes a .npy or .bin file of token ids")
     if file.suffix == ".npy":
         try:
-            ids = np.load(file, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError) as error:
+            ids = np.lib.format.open_memmap(file, mode="r")
+        except ValueError as error:
             raise ConfigError(f"data.path={path} is no .npy array: {' '.join(str(error).split())}") from None
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
             raise ConfigError(f"data.path={path} holds {ids.dtype} with {ids.ndim} axes: token ids are integers with one axis")

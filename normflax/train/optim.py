@@ -37,15 +37,15 @@ def _adam(h: Hyper) -> optax.GradientTransformation:
 
 
 def _adafactor(h: Hyper) -> optax.GradientTransformation:
-    """Row and column means for every matrix, whatever its size; rms of an update at most `update_clip`; no momentum, no relative
-    step and no scaling by the parameters."""
+    """Row and column means of g² + eps for every matrix, whatever its size, with weight 1 - t^-memory of the past at update t from
+    1 on; rms of an update at most `update_clip`; no momentum, no relative step and no scaling by the parameters."""
     second_moment = optax.scale_by_factored_rms(decay_rate=h["memory"], min_dim_size_to_factor=1, epsilon=h["eps"])
     return optax.chain(second_moment, optax.clip_by_block_rms(h["update_clip"]))
 
 
 def _muon(h: Hyper) -> optax.GradientTransformation:
-    """Five Newton-Schulz steps on Nesterov's momentum. An orthogonalised matrix has rms max(I, O)^-1/2; times 0.2·√max(I, O) it is
-    0.2, about that of an update of Adam, so that one rate serves both."""
+    """Five Newton-Schulz steps on Nesterov's momentum, which is without the bias of its start. An orthogonalised matrix has rms
+    max(I, O)^-1/2; times 0.2·√max(I, O) it is 0.2, about that of an update of Adam, so that one rate serves both."""
     orthogonal = optax.contrib.scale_by_muon(beta=h["momentum"])
     return optax.chain(orthogonal, optax.stateless_with_tree_map(lambda u, _: 0.2 * max(jnp.shape(u)) ** 0.5 * u))
 
