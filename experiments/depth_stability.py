@@ -208,7 +208,7 @@ def figures(runs: pd.DataFrame, layers: pd.DataFrame) -> dict:
 
 
 def tables(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Tables beside the comparison and the claims: none."""
+    """Tables in place of the comparison of placements: none."""
     return {}
 
 

@@ -125,7 +125,7 @@ def figures(runs: pd.DataFrame, layers: pd.DataFrame) -> dict:
 
 
 def tables(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The numbers behind the maps by file name, the first of them shown."""
+    """The numbers behind the maps by file name."""
     grid = sensitivity.cells(runs)
     unigram = sensitivity.level(runs)
     return {

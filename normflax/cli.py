@@ -81,12 +81,13 @@ def draw(name: str, folder: Path, command: str | None = None) -> int:
     for title, figure in figures.items():
         save(figure, figure.data, where, title, figure.caption, command or f"python -m experiments.{name} {folder}")
     claims = judge(experiment.CLAIMS, runs, layers)
-    tables = experiment.tables(runs) | {"claims": claims}
-    for title, table in tables.items():
+    tables = experiment.tables(runs)
+    for title, table in (tables | {"claims": claims}).items():
         table.to_csv(where / f"{title}.csv", index=False)
-    show_comparison(runs)
-    for title, table in experiment.tables(runs).items():
+    for title, table in tables.items():
         show_table(title.replace("_", " "), table)
+    if not tables:
+        show_comparison(runs)
     show_claims(claims)
     print(f"\nfigures (SVG, PDF, PNG, data, caption): {where}")
     return 0

@@ -4,13 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawing import compiled, drawn, same
 
 from normflax.config import ConfigError, Data
-from normflax.data import batches, corpus, synthetic
-from normflax.data.batches import Batch, Loaded, draw, heldout, load, place
+from normflax.data import batches, corpus, mixture
+from normflax.data.batches import Loaded, draw, heldout, load, place
 
-COPY = Data(name="copy", vocab=7, lag=3)
-MARKOV = Data(name="markov", vocab=5, concentration=0.5, table_seed=1)
+SYNTHETIC = {
+    "copy": Data(name="copy", vocab=7, lag=3),
+    "modk": Data(name="modk", vocab=7, lag=3),
+    "markov": Data(name="markov", vocab=5, concentration=0.5, table_seed=1),
+    "order 3": Data(name="markov", vocab=5, order=3),
+}
 
 
 def text_of(train: bytes, held: bytes = b"held-out text") -> Loaded:
@@ -21,27 +26,22 @@ def random_text(n: int, high: int = 256) -> bytes:
     return np.random.default_rng(0).integers(0, high, n, dtype=np.uint8).tobytes()
 
 
-@pytest.fixture(params=["text", "copy", "markov"])
+def token_ids() -> Loaded:
+    ids = np.random.default_rng(0).integers(0, 300, 600, dtype=np.uint16)
+    return place(corpus.Corpus("tokens", ids[:500], ids[500:], "sha", 300))
+
+
+@pytest.fixture(params=["text", "tokens", *SYNTHETIC, "mixture"])
 def loaded(request) -> Loaded:
     match request.param:
         case "text":
             return text_of(random_text(500))
-        case "copy":
-            return load(COPY)
-        case "markov":
-            return load(MARKOV)
-
-
-compiled = jax.jit(draw, static_argnames=("task", "batch", "tokens"))
-
-
-def drawn(loaded: Loaded, seed: int, step: int, batch: int = 4, tokens: int = 16) -> Batch:
-    ids = compiled(loaded.task, loaded.arrays, jnp.uint32(seed), jnp.int32(step), batch, tokens)
-    return Batch(*jax.device_get(ids))
-
-
-def same(a, b) -> bool:
-    return all((x == y).all() for x, y in zip(jax.device_get(a), jax.device_get(b), strict=True))
+        case "tokens":
+            return token_ids()
+        case "mixture":
+            parts = [text_of(random_text(500)).source, *(load(data).source for data in SYNTHETIC.values())]
+            return place(mixture.Mixture((*parts,), np.full(len(parts), 1 / len(parts))))
+    return load(SYNTHETIC[request.param])
 
 
 # ── A batch ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -131,69 +131,15 @@ def test_held_out_windows_are_evenly_spaced_and_share_no_byte():
 def test_held_out_windows_that_do_not_fit_are_an_error():
     loaded = text_of(b"x" * 99, bytes(100))
     assert heldout(loaded, 9, 10).inputs.shape == (9, 10)
-    with pytest.raises(ConfigError, match=r"data\.windows=10 windows .* 11 tokens do not fit into 100 .* at most 9 do"):
+    with pytest.raises(ConfigError, match=r"data\.windows=10 takes 10 windows .* 11 tokens .* 100 .* at most 9 do"):
         heldout(loaded, 10, 10)
     with pytest.raises(ConfigError, match=r"has 100 tokens, fewer than one window of train\.tokens \+ 1 = 101"):
         heldout(loaded, 1, 100)
 
 
-# ── Synthetic ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_copy_targets_lie_lag_back_and_the_first_are_not_valid():
-    x, y, mask = drawn(load(COPY), 0, 0, 2, 5)
-    for b in range(2):
-        assert mask[b].tolist() == [False, False, False, True, True]
-        assert y[b, 3] == x[b, 0] and y[b, 4] == x[b, 1]
-    assert drawn(load(COPY), 0, 0, 2, 3).mask.sum() == 0
-
-
-def test_copy_tokens_are_uniform():
-    counts = np.bincount(drawn(load(COPY), 0, 0, 100, 700).inputs.ravel(), minlength=7)
-    assert len(counts) == 7
-    assert (abs(counts - 10_000) < 500).all()
-
-
-def test_chain_follows_its_rows_from_its_stationary_law():
-    loaded = load(MARKOV)
-    chain = loaded.source
-    x, y, mask = drawn(loaded, 0, 0, 4000, 20)
-    assert mask.all() and (x[:, 1:] == y[:, :-1]).all()
-    pairs = np.zeros((5, 5))
-    np.add.at(pairs, (x, y), 1)
-    n = pairs.sum(1, keepdims=True)
-    assert (abs(pairs / n - chain.rows) <= 5 * np.sqrt(chain.rows * (1 - chain.rows) / n) + 1e-6).all()
-    sd = np.sqrt(chain.stationary * (1 - chain.stationary) / 4000)
-    for t in (0, 19):  # stationary from the first token on
-        assert (abs(np.bincount(x[:, t], minlength=5) / 4000 - chain.stationary) <= 5 * sd).all()
-    assert abs(chain.stationary - 0.2).max() > 0.1  # the seed's law is not uniform, so the check above can fail
-
-
-def test_chain_is_a_law_drawn_from_its_table_seed():
-    chain = synthetic.chain(64, 0.3, 0)
-    np.testing.assert_allclose(chain.rows.sum(1), 1)
-    np.testing.assert_allclose(chain.stationary @ chain.rows, chain.stationary, atol=1e-12)
-    np.testing.assert_allclose(np.linalg.matrix_power(chain.rows, 500)[3], chain.stationary, atol=1e-12)
-    # Dirichlet(c) over V has E p² = (c + 1)/(V(cV + 1)).
-    np.testing.assert_allclose((chain.rows**2).mean(), 1.3 / (64 * (0.3 * 64 + 1)), rtol=0.05)
-    assert (chain.rows == synthetic.chain(64, 0.3, 0).rows).all()
-    assert (chain.rows != synthetic.chain(64, 0.3, 1).rows).any()
-
-
-def test_held_out_sequences_of_synthetic_tasks_are_fixed_and_not_a_training_batch():
-    for data in (COPY, MARKOV):
-        loaded = load(data)
-        fixed = heldout(loaded, 4, 16)
-        assert same(fixed, heldout(load(data), 4, 16))
-        assert not any(same(fixed, drawn(loaded, seed, step)) for seed in range(3) for step in range(3))
+# ── Keys ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_keys_of_different_names_differ():
     keys = [batches.named_key(seed, name) for seed in (0, 1) for name in ("batch", "heldout")]
     assert len({jax.random.key_data(key).tobytes() for key in map(jax.device_get, keys)}) == 4
-
-
-@pytest.mark.parametrize("concentration", [0.0, -1.0])
-def test_concentration_is_positive(concentration):
-    with pytest.raises(ConfigError, match=r"data\.concentration"):
-        synthetic.chain(4, concentration, 0)

@@ -1,175 +1,17 @@
-"""Several sources in one, a user's own tokens, sums modulo V, and chains with a longer memory."""
+"""Several sources in one: shares, held-out windows, levels, and what is no mixture."""
 
-from itertools import product
+from collections import Counter
+from itertools import pairwise
 from math import log
-from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawing import drawn, levels_of, same
 from tiny import tiny
 
 from normflax.config import ConfigError, Data, check
 from normflax.data import batches, corpus, levels, mixture, sources, synthetic
-from normflax.data.batches import Batch, draw, heldout, load, place
-
-compiled = jax.jit(draw, static_argnames=("task", "batch", "tokens"))
-
-
-def drawn(loaded: batches.Loaded, step: int = 0, batch: int = 4, tokens: int = 16, seed: int = 0) -> Batch:
-    return Batch(*jax.device_get(compiled(loaded.task, loaded.arrays, jnp.uint32(seed), jnp.int32(step), batch, tokens)))
-
-
-def levels_of(loaded: batches.Loaded, windows: int, tokens: int) -> levels.Levels:
-    return levels.levels(loaded.source, *map(np.asarray, heldout(loaded, windows, tokens)))
-
-
-# ── Sums modulo V ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_target_is_the_sum_of_a_token_and_the_one_lag_places_back():
-    x, y, mask = drawn(load(Data(name="modk", vocab=7, lag=3)), batch=50)
-    assert mask[:, :3].sum() == 0 and mask[:, 3:].all()
-    assert (y[:, 3:] == (x[:, 3:] + x[:, :-3]) % 7).all() and len(np.unique(x)) == 7
-    copied = drawn(load(Data(name="copy", vocab=7, lag=3)), batch=50)
-    assert (copied.inputs == x).all() and (copied.targets[:, 3:] == x[:, :-3]).all()
-
-
-# ── Chains with a longer memory ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_chain_of_order_one_is_what_it_was():
-    """Batches, held-out windows and sha256 of a fixed chain, as they were before there were other orders."""
-    loaded = load(Data(name="markov", vocab=5, concentration=0.5, table_seed=1))
-    assert drawn(loaded, 7, 2, 6, seed=3).inputs.tolist() == [[4, 0, 4, 0, 1, 4], [2, 3, 2, 3, 1, 4]]
-    assert heldout(loaded, 2, 6).inputs.tolist() == [[4, 0, 0, 1, 4, 0], [4, 4, 0, 1, 4, 0]]
-    assert loaded.sha256.startswith("c8b9c57b82fb8efd")
-
-
-@pytest.mark.parametrize(("vocab", "order"), [(3, 2), (2, 3)])
-def test_contexts_rest_in_the_eigenvector_of_their_chain(vocab: int, order: int):
-    """Against the leading eigenvector of the whole V^k x V^k matrix, written out context by context."""
-    chain = synthetic.chain(vocab, 0.5, 0, order)
-    contexts = [*product(range(vocab), repeat=order)]
-    whole = np.zeros((len(contexts), len(contexts)))
-    for i, context in enumerate(contexts):
-        for j in range(vocab):
-            whole[i, contexts.index((*context[1:], j))] = chain.rows[i, j]
-    values, vectors = np.linalg.eig(whole.T)
-    law = np.real(vectors[:, np.argmax(np.real(values))])
-    np.testing.assert_allclose(chain.contexts, law / law.sum(), atol=1e-10)
-    entropy = -sum(p * sum(q * log(q) for q in row if q) for p, row in zip(law / law.sum(), chain.rows, strict=True))
-    assert chain.entropy == pytest.approx(entropy)
-    np.testing.assert_allclose(chain.stationary, chain.pairs.sum(1), atol=1e-12)
-    np.testing.assert_allclose(chain.stationary, chain.pairs.sum(0), atol=1e-12)
-
-
-def test_a_periodic_chain_comes_to_rest():
-    """01 01 01 …, order 2: contexts 01 and 10 at one half each, and 00 and 11 go into them."""
-    rows = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
-    np.testing.assert_allclose(synthetic.Chain(rows, 2).contexts, [0, 0.5, 0.5, 0], atol=1e-12)
-
-
-def test_every_token_follows_its_context():
-    """Order 2 over three tokens: frequencies of triples within five standard deviations of the table."""
-    loaded = load(Data(name="markov", vocab=3, order=2, concentration=0.5, table_seed=2))
-    x, y, mask = drawn(loaded, batch=4000, tokens=12)
-    assert mask.all() and (x[:, 1:] == y[:, :-1]).all()
-    counts = np.zeros((9, 3))
-    np.add.at(counts, (3 * x[:, :-1] + x[:, 1:], y[:, 1:]), 1)
-    n, rows = counts.sum(1, keepdims=True), loaded.source.rows
-    assert (abs(counts / n - rows) <= 5 * np.sqrt(rows * (1 - rows) / n) + 1e-6).all()
-    first = np.bincount(3 * x[:, 0] + x[:, 1], minlength=9) / 4000
-    law = loaded.source.contexts
-    assert (abs(first - law) <= 5 * np.sqrt(law * (1 - law) / 4000) + 1e-6).all()
-    # The table's order matters: with the two tokens of a context swapped the check above fails.
-    swapped = rows.reshape(3, 3, 3).transpose(1, 0, 2).reshape(9, 3)
-    assert (abs(counts / n - swapped) > 5 * np.sqrt(swapped * (1 - swapped) / n) + 1e-6).any()
-
-
-def test_levels_of_a_longer_chain_are_in_order_and_counted_right():
-    loaded = load(Data(name="markov", vocab=4, order=2, concentration=0.3))
-    got = levels_of(loaded, 4000, 32)
-    assert got.floor is not None and got.floor < got.bigram < got.unigram < got.uniform
-    x, y, _ = map(np.asarray, heldout(loaded, 4000, 32))
-    pairs = np.zeros((4, 4))
-    np.add.at(pairs, (x, y), 1)
-    joint = pairs / pairs.sum()
-    counted = -np.sum(joint * np.log(joint / joint.sum(1, keepdims=True)))
-    assert got.bigram == pytest.approx(counted, rel=5e-3)
-
-
-# ── A user's own tokens ─────────────────────────────────────────────────────────────────────────────────────────────
-
-IDS = np.random.default_rng(0).integers(0, 300, 1000)
-
-
-def saved(folder: Path, suffix: str, ids: np.ndarray = IDS) -> Data:
-    path = folder / f"ids{suffix}"
-    if suffix == ".npy":
-        np.save(path, ids)
-    else:
-        path.write_bytes(ids.astype("<u2").tobytes())
-    return Data(name="tokens", path=str(path), vocab=300, heldout=0.1)
-
-
-def test_an_array_and_a_file_of_the_same_ids_are_one_corpus(tmp_path):
-    one, two, three = (
-        load(data) for data in (saved(tmp_path, ".bin"), saved(tmp_path, ".npy"), saved(tmp_path, ".npy", IDS.astype(np.int16)))
-    )
-    assert one.sha256 == two.sha256 == three.sha256 and one.source.vocab == 300
-    assert one.arrays["tokens"].dtype == jnp.uint16
-    np.testing.assert_array_equal(one.arrays["tokens"], IDS[:900])
-    np.testing.assert_array_equal(one.source.heldout, IDS[900:])
-    x, y, mask = drawn(one, tokens=8)
-    text = IDS[:900].tolist()
-    for row, target in zip(x.tolist(), y.tolist(), strict=True):
-        assert any(text[i : i + 9] == [*row, target[-1]] for i in range(892))
-    assert mask.all() and (x[:, 1:] == y[:, :-1]).all()
-    changed = IDS.copy()
-    changed[0] += 1
-    assert load(saved(tmp_path, ".bin", changed)).sha256 != one.sha256
-
-
-def test_levels_of_many_tokens_are_those_of_few(tmp_path, monkeypatch):
-    """Counting in a sparse table, in blocks, gives what the dense one gives."""
-    loaded = load(saved(tmp_path, ".npy", IDS % 17))
-    dense = levels_of(loaded, 10, 5)
-    monkeypatch.setattr(levels, "DENSE", 1)
-    monkeypatch.setattr(levels, "BLOCK", 100)
-    levels.law_of.cache_clear()
-    sparse = levels_of(loaded, 10, 5)
-    assert (sparse.unigram, sparse.bigram) == pytest.approx((dense.unigram, dense.bigram)) and sparse.floor is None
-
-
-@pytest.mark.parametrize(
-    ("write", "vocab", "words"),
-    [
-        (lambda p: np.save(p.with_suffix(".npy"), IDS), 299, ("id 299", "data.vocab - 1 = 298")),
-        (lambda p: np.save(p.with_suffix(".npy"), IDS - 1), 300, ("id -1",)),
-        (lambda p: np.save(p.with_suffix(".npy"), IDS / 2), 300, ("float64",)),
-        (lambda p: np.save(p.with_suffix(".npy"), IDS[None]), 300, ("2 axes",)),
-        (lambda p: p.with_suffix(".npy").write_bytes(b"no array"), 300, ("no .npy array",)),
-        (lambda p: p.with_suffix(".bin").write_bytes(b"abc"), 300, ("3 bytes",)),
-        (lambda p: p.with_suffix(".bin").write_bytes(b""), 300, ("training part", "0 of its ids")),
-        (lambda p: p.with_suffix(".txt").write_bytes(b"abc"), 300, ("'.txt'", ".npy or .bin")),
-    ],
-)
-def test_a_file_that_holds_no_ids_is_one_sentence(tmp_path, write, vocab, words):
-    write(tmp_path / "ids")
-    (file,) = tmp_path.iterdir()
-    with pytest.raises(ConfigError) as caught:
-        sources.load(Data(name="tokens", path=str(file), vocab=vocab))
-    assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_not_there_is_one_sentence(tmp_path):
-    with pytest.raises(ConfigError, match="is no file"):
-        sources.load(Data(name="tokens", path=str(tmp_path / "ids.npy")))
-
-
-# ── Mixtures ────────────────────────────────────────────────────────────────────────────────────────────────────────
+from normflax.data.batches import heldout, load, place
 
 
 def two_texts(weights: list[float]) -> batches.Loaded:
@@ -186,9 +28,37 @@ def test_each_sequence_comes_from_one_part_and_as_often_as_its_weight_says():
     assert len({bytes(row.astype(np.uint8)) for row in x}) == 16  # windows of all places of both
 
 
+def test_three_parts_share_the_sequences_as_their_weights_say():
+    """Pearson's chi-square of 20 batches of 500: below 20.5 in all but one of 28000 draws with two degrees of freedom."""
+    parts = [corpus.from_parts("files", letter * 50, letter * 50) for letter in (b"a", b"b", b"c")]
+    weights = np.array([0.6, 0.3, 0.1])
+    loaded = place(mixture.Mixture((*parts,), weights))
+    first = np.concatenate([drawn(loaded, seed, step, 500, 2).inputs[:, 0] for seed in range(4) for step in range(5)])
+    counts = np.bincount(first, minlength=100)[97:100]
+    assert counts.sum() == 10_000 and np.sum((counts - 10_000 * weights) ** 2 / (10_000 * weights)) < 20.5
+    assert set(drawn(place(mixture.Mixture((*parts,), np.array([0.0, 1.0, 0.0]))), batch=500, tokens=2).inputs.ravel()) == {98}
+
+
+def test_each_sequence_is_one_that_its_part_alone_can_give():
+    """Windows of a text in order, sums with their mask, and a chain that only counts upwards."""
+    counting = synthetic.Chain(np.roll(np.eye(6), 1, axis=1))
+    text = corpus.from_parts("files", bytes(range(100, 160)), bytes(range(200, 230)))
+    loaded = place(mixture.Mixture((text, synthetic.ModK(60, 2), counting), np.full(3, 1 / 3)))
+    x, y, mask = drawn(loaded, batch=600, tokens=8)
+    of_text, of_chain = (x >= 100).all(1), ((x < 6) & (mask.all(1, keepdims=True))).all(1)
+    of_sums = ~of_text & ~of_chain
+    assert all(140 < part.sum() < 260 for part in (of_text, of_chain, of_sums))
+    for kind in (of_text, of_chain):
+        assert mask[kind].all() and (x[kind][:, 1:] == y[kind][:, :-1]).all()
+    assert (y[of_text] == x[of_text] + 1).all() and y[of_text].max() <= 159
+    assert (y[of_chain] == (x[of_chain] + 1) % 6).all()
+    assert not mask[of_sums][:, :2].any() and mask[of_sums][:, 2:].all() and x[of_sums].max() < 60
+    assert (y[of_sums][:, 2:] == (x[of_sums][:, 2:] + x[of_sums][:, :-2]) % 60).all()
+
+
 def test_a_mixture_is_a_function_of_seed_and_step():
     loaded = load(Data(name="mixture", parts=["copy", "modk"], vocab=5, lag=2))
-    first, again, other = drawn(loaded, 3), drawn(loaded, 3), drawn(loaded, 4)
+    first, again, other = drawn(loaded, step=3), drawn(loaded, step=3), drawn(loaded, step=4)
     assert all((a == b).all() for a, b in zip(first, again, strict=True)) and (first.inputs != other.inputs).any()
     x, y, mask = drawn(loaded, batch=400)
     assert not mask[:, :2].any() and mask[:, 2:].all()
@@ -204,6 +74,21 @@ def test_held_out_windows_are_the_parts_own_in_their_shares():
     assert sorted(map(tuple, x.tolist())) == sorted(map(tuple, np.concatenate(own).tolist()))
     small = x[:, 0] >= ord("a")
     assert small[:4].sum() == 3 and small.sum() == 6
+    assert (x[small] == own[0]).all() and (x[~small] == own[1]).all()  # each part's in their own order
+    assert same(heldout(loaded, 8, 4), heldout(two_texts([0.75, 0.25]), 8, 4))
+
+
+def test_held_out_windows_keep_the_masks_of_their_parts():
+    chain = synthetic.chain(5, 0.5, 0)
+    found = heldout(place(mixture.Mixture((synthetic.Copy(5, 2), chain), np.array([0.5, 0.5]))), 6, 8)
+    for rows, part in ((slice(0, None, 2), synthetic.Copy(5, 2)), (slice(1, None, 2), chain)):
+        assert same([x[rows] for x in found], heldout(place(part), 3, 8))
+
+
+def test_a_part_that_holds_too_few_windows_is_named():
+    loaded = place(mixture.Mixture((corpus.from_parts("files", b"x" * 99, b"y" * 30), synthetic.Copy(5, 1)), np.full(2, 0.5)))
+    with pytest.raises(ConfigError, match=r"data\.windows=8 takes 4 windows .* 10 tokens from files, .* 30 .* at most 3 do"):
+        heldout(loaded, 8, 9)
 
 
 def test_shares_are_whole_numbers_near_the_weights():
@@ -217,14 +102,79 @@ def test_levels_of_a_mixture_are_those_of_its_pair_law():
     """Half copies of 4 tokens, half a chain of 2: p(x) and p(x, y) mix, and so do not the conditional laws."""
     chain = synthetic.Chain(np.array([[0.75, 0.25], [0.5, 0.5]]))
     loaded = place(mixture.Mixture((synthetic.Copy(4, 1), chain), np.array([0.5, 0.5])))
-    law = levels.law_of(loaded.source)
-    np.testing.assert_allclose(law.marginal, [1 / 8 + 1 / 3, 1 / 8 + 1 / 6, 1 / 8, 1 / 8])
+    # Of two tokens a copy has one valid target and the chain two: 1/3 and 2/3 of the targets.
+    law = levels.law_of(loaded.source, 2)
+    np.testing.assert_allclose(law.marginal, [1 / 12 + 4 / 9, 1 / 12 + 2 / 9, 1 / 12, 1 / 12])
     found = law.given(np.array([0, 0, 3]), np.array([1, 3, 3]))
-    first = 1 / 8 + 1 / 3
-    np.testing.assert_allclose(found, [(1 / 32 + 1 / 12) / first, (1 / 32) / first, 1 / 4])
-    got = levels_of(loaded, 20, 10)
-    assert got.uniform == pytest.approx(log(4)) and got.floor == pytest.approx(chain.entropy / 2)
+    first = 1 / 12 + 4 / 9
+    np.testing.assert_allclose(found, [(1 / 48 + 1 / 9) / first, (1 / 48) / first, 1 / 4])
+    got = levels_of(loaded, 20, 10)  # 9 of 19 targets and 10 of 19
+    assert got.uniform == pytest.approx(log(4)) and got.floor == pytest.approx(chain.entropy * 10 / 19)
     assert levels_of(two_texts([0.5, 0.5]), 4, 4).floor is None
+
+
+def test_the_law_of_a_mixture_is_what_its_batches_show():
+    """Pairs of input and valid target, counted in training sequences of which half are half without targets."""
+    chain = synthetic.chain(4, 0.5, 0, 2)
+    loaded = place(mixture.Mixture((synthetic.ModK(5, 4), chain), np.array([0.7, 0.3])))
+    x, y, mask = drawn(loaded, batch=40_000, tokens=8)
+    counts = np.zeros((5, 5))
+    np.add.at(counts, (x[mask], y[mask]), 1)
+    n = counts.sum()
+    law = levels.law_of(loaded.source, 8)
+    i, j = np.indices((5, 5)).reshape(2, -1)
+    joint = (law.inputs[i] * law.given(i, j)).reshape(5, 5)
+    # The targets of one sequence depend on each other, so the spread is that of its 8 counted as one.
+    assert (abs(counts / n - joint) < 5 * np.sqrt(8 * joint / n)).all()
+    np.testing.assert_allclose(joint.sum(0), law.marginal)
+    np.testing.assert_allclose(joint.sum(1), law.inputs)
+    by_sequence = 0.7 * 0.2 + 0.3 * chain.stationary
+    share = np.bincount(y[mask], minlength=5)[:4] / n
+    assert (abs(share - by_sequence) > 5 * np.sqrt(8 * by_sequence / n)).any()  # the weights are not the shares of the targets
+
+
+def test_levels_of_two_texts_equal_slow_counts():
+    """Each text's smoothed counts, mixed before they are divided."""
+    loaded = two_texts([0.75, 0.25])
+    ones, firsts, twos = [], [], []
+    for part in loaded.source.parts:
+        text = part.train.tolist()
+        n = len(text)
+        ones.append({y: (Counter(text)[y] + 1) / (n + 256) for y in range(256)})
+        firsts.append(Counter(text[:-1]))
+        twos.append(Counter(pairwise(text)))
+
+    def pair(i, x, y):
+        return ones[i][x] * (twos[i][x, y] + 64 * ones[i][y]) / (firsts[i][x] + 64)
+
+    x, y, _ = map(np.asarray, heldout(loaded, 4, 5))
+    pairs = list(zip(x.ravel().tolist(), y.ravel().tolist(), strict=True))
+    one = [0.75 * ones[0][b] + 0.25 * ones[1][b] for _, b in pairs]
+    two = [(0.75 * pair(0, a, b) + 0.25 * pair(1, a, b)) / (0.75 * ones[0][a] + 0.25 * ones[1][a]) for a, b in pairs]
+    got = levels_of(loaded, 4, 5)
+    assert got.unigram == pytest.approx(-np.mean(np.log(one))) and got.bigram == pytest.approx(-np.mean(np.log(two)))
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_token_that_one_part_never_has_leaves_the_levels_finite(order):
+    """The chain stays at 0, and the copies have 1 too."""
+    stays = synthetic.Chain(np.tile([1.0, 0.0], (2**order, 1)), order)
+    got = levels_of(place(mixture.Mixture((synthetic.Copy(2, 1), stays), np.full(2, 0.5))), 40, 8)
+    assert np.isfinite([got.unigram, got.bigram]).all() and got.floor == pytest.approx(0, abs=1e-12)
+
+
+def test_a_model_that_is_told_the_part_reaches_the_floor_and_no_other_goes_below():
+    """Two chains of opposite habits: told which, the loss is the floor; the mixture's best guess from all seen so far is above."""
+    rows = [np.array([[0.9, 0.1], [0.1, 0.9]]), np.array([[0.1, 0.9], [0.9, 0.1]])]
+    loaded = place(mixture.Mixture((synthetic.Chain(rows[0]), synthetic.Chain(rows[1])), np.full(2, 0.5)))
+    x, y, _ = map(np.asarray, heldout(loaded, 4000, 16))
+    p = np.stack([row[x, y] for row in rows])
+    sequence = np.log(np.exp(np.log(p).sum(2)).mean(0)).sum() / x.size  # ln of the mean over parts of P(sequence)
+    told = np.log(p).mean(2)
+    best = np.where(np.arange(4000) % 2 == 0, *told).mean()
+    got = levels_of(loaded, 4000, 16)
+    assert got.floor == pytest.approx(-best, rel=0.02) and got.floor == pytest.approx(-0.9 * log(0.9) - 0.1 * log(0.1))
+    assert got.floor < -sequence < got.floor + log(2) / 16 + 0.005 < got.bigram
 
 
 def test_a_mixture_is_named_by_its_parts_and_weights():
@@ -250,10 +200,16 @@ def test_a_part_may_have_a_path_of_its_own(tmp_path):
     ("changes", "words"),
     [
         ({"parts": ["copy"]}, ("data.parts", "at least two")),
-        ({"parts": ["copy", "mixture"]}, ("data.parts", "mixture")),
+        ({"parts": []}, ("data.parts", "at least two")),
+        ({"parts": ["copy", "mixture"]}, ("data.parts", "no part of another")),
         ({"parts": ["copy", "markow"]}, ("did you mean 'markov'",)),
         ({"parts": ["copy", "modk:x"]}, ("'modk' has none",)),
         ({"parts": ["copy", "files"]}, ("data.path",)),
+        ({"parts": ["files:text", "files"]}, ("data.path",)),
+        ({"parts": ["copy", "tokens:"]}, ("data.path",)),
+        ({"parts": ["copy", "modk"], "weights": [float("nan"), 1.0]}, ("data.weights",)),
+        ({"parts": ["copy", "modk"], "weights": [float("inf"), 1.0]}, ("data.weights",)),
+        ({"parts": ["copy", "modk"], "weights": [1.0, 1.0, 1.0]}, ("data.weights", "2 parts")),
         ({"parts": ["copy", "modk"], "weights": [1.0]}, ("data.weights",)),
         ({"parts": ["copy", "modk"], "weights": [1.0, -1.0]}, ("data.weights",)),
         ({"parts": ["copy", "modk"], "weights": [0.0, 0.0]}, ("data.weights",)),
@@ -266,8 +222,3 @@ def test_a_mixture_that_is_none_is_one_sentence(changes, words):
     with pytest.raises(ConfigError) as caught:
         check(tiny(**{f"data__{key}": value for key, value in settings.items()}))
     assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
-
-
-def test_a_table_that_is_too_large_is_one_sentence():
-    with pytest.raises(ConfigError, match=r"data\.order=5 with data\.vocab=64"):
-        sources.load(Data(name="markov", vocab=64, order=5))

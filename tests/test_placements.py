@@ -320,7 +320,7 @@ def test_wires_are_what_each_norm_reads_and_what_is_added():
     state, wires = layer(x, x, jnp.float32(3), jnp.float32(0.5))
     u = layer.pre(x)
     y = shift(u)
-    expected = {"pre": x, "out": y, "skip": 3 * u, "written": 0.5 * layer.out(y), "post": 3 * u + 0.5 * layer.out(y)}
+    expected = {"pre": x, "u": u, "out": y, "skip": 3 * u, "written": 0.5 * layer.out(y), "post": 3 * u + 0.5 * layer.out(y)}
     assert set(wires) == set(expected)
     for wire, value in expected.items():
         np.testing.assert_allclose(wires[wire], value, rtol=1e-6, err_msg=wire)

@@ -118,13 +118,18 @@ def heldout(loaded: Loaded, windows: int, tokens: int) -> Batch:
     Raises:
         ConfigError: the held-out text does not hold so many windows.
     """
+    if not isinstance(loaded.source, Mixture):
+        return own_windows(loaded, windows, tokens, windows)
+    counts = shares(loaded.source.weights, windows)
+    parts = map(Loaded, loaded.source.parts, loaded.task.parts, loaded.arrays["parts"])
+    found = [own_windows(part, int(n), tokens, windows) for part, n in zip(parts, counts, strict=True) if n]
+    return jax.tree.map(lambda *x: jnp.concatenate(x)[order(counts)], *found)
+
+
+def own_windows(loaded: Loaded, windows: int, tokens: int, asked: int) -> Batch:
+    """The held-out windows [W, T] of a source that is no mixture, as part of the `asked` windows of a run."""
     if isinstance(loaded.source, Corpus):
-        return windows_of(loaded.source, windows, tokens)
-    if isinstance(loaded.source, Mixture):
-        counts = shares(loaded.source.weights, windows)
-        parts = map(Loaded, loaded.source.parts, loaded.task.parts, loaded.arrays["parts"])
-        found = [heldout(part, int(n), tokens) for part, n in zip(parts, counts, strict=True) if n]
-        return jax.tree.map(lambda *x: jnp.concatenate(x)[order(counts)], *found)
+        return windows_of(loaded.source, windows, tokens, asked)
     return sample(loaded.task, loaded.arrays, named_key(0, "heldout"), windows, tokens)
 
 
@@ -199,7 +204,7 @@ def cumulative(p: np.ndarray) -> Array:
     return jnp.asarray(sums / sums[..., -1:], jnp.float32)
 
 
-def windows_of(corpus: Corpus, windows: int, tokens: int) -> Batch:
+def windows_of(corpus: Corpus, windows: int, tokens: int, asked: int) -> Batch:
     """W windows of T + 1 ids at multiples of ⌊n/W⌋ of the held-out part."""
     n, length = len(corpus.heldout), tokens + 1
     if n < length:
@@ -209,8 +214,8 @@ def windows_of(corpus: Corpus, windows: int, tokens: int) -> Batch:
         )
     if windows * length > n:
         raise ConfigError(
-            f"data.windows asks {corpus.name} for {windows} windows of train.tokens + 1 = {length} tokens, which do not fit into"
-            f" {n} held-out tokens: at most {n // length} do"
+            f"data.windows={asked} takes {windows} windows of train.tokens + 1 = {length} tokens from {corpus.name}, which do"
+            f" not fit into {n} held-out tokens: at most {n // length} do"
         )
     start = np.arange(windows)[:, None] * (n // windows)
     return next_token(jnp.asarray(corpus.heldout[start + np.arange(length)], jnp.int32))

@@ -4,6 +4,7 @@ import hashlib
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -65,10 +66,10 @@ class Chain:
 
     @cached_property
     def contexts(self) -> Float[np.ndarray, " C"]:
-        """The stationary law of contexts [V^k]. Raises ConfigError where it is not found (`stationary_of_many`)."""
+        """The stationary law of contexts [V^k]. Raises ConfigError where it is not found (`at_rest_of_many`)."""
         if self.order == 1 or len(self.rows) <= FEW:
-            return stationary(transitions(self.rows))
-        return stationary_of_many(self.rows)
+            return at_rest(transitions(self.rows))
+        return at_rest_of_many(self.rows)
 
     @cached_property
     def pairs(self) -> Float[np.ndarray, "V V"]:
@@ -111,7 +112,7 @@ def transitions(rows: Float[np.ndarray, "C V"]) -> Float[np.ndarray, "C C"]:
     return out
 
 
-def stationary(matrix: Float[np.ndarray, "C C"]) -> Float[np.ndarray, " C"]:
+def at_rest(matrix: Float[np.ndarray, "C C"]) -> Float[np.ndarray, " C"]:
     """π with πP = π and Σπ = 1, by least squares (which also serves rows so peaked that π is not unique)."""
     n = len(matrix)
     system = np.vstack([matrix.T - np.eye(n), np.ones(n)])
@@ -119,28 +120,30 @@ def stationary(matrix: Float[np.ndarray, "C C"]) -> Float[np.ndarray, " C"]:
     return law / law.sum()
 
 
-def stationary_of_many(rows: Float[np.ndarray, "C V"]) -> Float[np.ndarray, " C"]:
-    """The same without the matrix, of which each context has only V entries: the eigenvector of eigenvalue 1.
+def at_rest_of_many(rows: Float[np.ndarray, "C V"]) -> Float[np.ndarray, " C"]:
+    """π of many contexts without their matrix, of which each has only V entries: the eigenvector of eigenvalue 1.
 
-    Implicitly restarted Arnoldi iteration from the uniform law (Lehoucq, Sorensen and Yang 1998, "ARPACK users' guide"). Chains that
-    hardly ever leave a part of their contexts have many eigenvalues next to 1, so what comes out is held against πP = π.
+    Implicitly restarted Arnoldi iteration from the uniform law (Lehoucq, Sorensen and Yang 1998, "ARPACK users' guide"). A chain
+    that hardly ever leaves a part of its contexts has many eigenvalues next to 1, so what comes out is held against πP = π.
 
     Raises:
         ConfigError: no law was found that stays as it is to 1e-9.
     """
-    from scipy.sparse.linalg import ArpackError, LinearOperator, eigs  # slow to import
+    from scipy.sparse import linalg  # slow to import
 
+    solver: Any = linalg  # whose types are given wrongly
     contexts, V = rows.shape
 
     def move(law: np.ndarray) -> np.ndarray:
         # From (oldest, rest) with token j to (rest, j): the oldest token, the highest digit, is summed away.
         return (law.reshape(-1, 1) * rows).reshape(V, -1, V).sum(0).ravel()
 
-    step = LinearOperator((contexts, contexts), matvec=move, dtype=np.float64)
+    step = solver.LinearOperator((contexts, contexts), matvec=move, dtype=np.float64)
     start = np.full(contexts, 1 / contexts)
     law = start
-    with suppress(ArpackError):
-        vector = eigs(step, k=1, which="LR", v0=start, ncv=min(20, contexts), maxiter=1000)[1][:, 0].real
+    with suppress(solver.ArpackError):
+        _, vectors = solver.eigs(step, k=1, which="LR", v0=start, ncv=min(20, contexts), maxiter=1000)
+        vector = vectors[:, 0].real
         law = (vector * np.sign(vector.sum())).clip(min=0.0)
         law /= law.sum()
     if not np.abs(move(law) - law).sum() < 1e-9:
