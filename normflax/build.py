@@ -21,7 +21,19 @@ from jaxtyping import Array
 from normflax import config as settings
 from normflax.data.batches import Batch, Task
 from normflax.model.init import named
-from normflax.model.placements import RESIDUAL, WRITERS, Depths, N, Placement, branch_roles, find, path_scales, role_gains
+from normflax.model.placements import (
+    EVERY_SITE,
+    RESIDUAL,
+    WRITERS,
+    Depths,
+    N,
+    Norm,
+    Placement,
+    branch_roles,
+    find,
+    path_scales,
+    role_gains,
+)
 from normflax.model.transformer import Transformer
 from normflax.probes.fields import on_batch
 from normflax.train import optim, step
@@ -56,7 +68,12 @@ class Static:
             entry = replace(entry, embed=entry.embed or N)
         if self.model.qk_norm:
             entry = replace(entry, q=entry.q or N, k=entry.k or N)
-        return entry
+
+        def real(site: Norm | None) -> Norm | None:
+            """A site whose norm is none is no site: nothing is counted or read there."""
+            return site if site and (site.kind or self.norm.kind) != "none" else None
+
+        return replace(entry, **{site: real(getattr(entry, site)) for site in EVERY_SITE})
 
     @property
     def base(self) -> str:

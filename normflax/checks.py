@@ -1,10 +1,11 @@
 """What settings may be: every rule that a run must meet before anything is compiled or written."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from normflax.model.placements import Depths, branch_roles, find, path_scales, role_gains
+from normflax.model.placements import EVERY_SITE, Depths, branch_roles, find, path_scales, role_gains
 from normflax.nearest import unknown
 
 
@@ -37,7 +38,7 @@ AT_LEAST = {
     "model.init_std": 0,
     "model.embed_std": 0,
     "model.position_std": 0,
-    "data.windows": 1,
+    "data.windows": 2,
     "data.vocab": 2,
     "data.lag": 1,
     "data.order": 1,
@@ -78,16 +79,20 @@ def examine(config: Any, values: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{key}={values[key]} is {'too large' if values[key] == float('inf') else 'too small'}: it is at least {least}"
             )
-    if max(config.seed, config.data.seed or 0) >= 2**32:
-        raise ConfigError("seed and data.seed are below 2**32")
+    for key, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{key}={value} is no finite number")
+        largest = 2**32 if key in ("seed", "data.seed") else 2**31
+        if isinstance(value, int) and value >= largest:
+            raise ConfigError(f"{key}={value} is too large: it is below 2**{largest.bit_length() - 1}")
     _check_placement(config)
     _check_model(config)
     _check_schedule(config.schedule, config.train.steps)
     if config.optim.name == "adam" and config.optim.decay:
         raise ConfigError(f"optim.decay={config.optim.decay} needs optim.name=adamw: adam has no decay")
-    for key in ("eps", "update_clip"):
-        if config.optim.name == "adafactor" and not getattr(config.optim, key):
-            raise ConfigError(f"optim.{key}={getattr(config.optim, key)} is above 0 for adafactor: a gradient of 0 would give NaN")
+    for key, names in {"eps": ("adam", "adamw", "adafactor", "muon"), "update_clip": ("adafactor",)}.items():
+        if config.optim.name in names and not getattr(config.optim, key):
+            raise ConfigError(f"optim.{key}=0.0 makes NaN of a gradient of 0 under optim.name={config.optim.name}: it is above 0")
     _check_data(config.data, config.train.tokens)
     for key in ("beta1", "beta2", "momentum"):
         if not 0 <= getattr(config.optim, key) < 1:
@@ -101,16 +106,24 @@ def examine(config: Any, values: Mapping[str, Any]) -> None:
 
 def _check_placement(config: Any) -> None:
     """The placement exists, and its coefficients have values at this depth."""
-    depths = Depths(decoder=config.model.depth)
+    depths, name = Depths(decoder=config.model.depth), config.placement
     try:
-        entry = find(config.placement)
-        path_scales(entry, depths)
-        role_gains(entry, depths, branch_roles(config.model.ffn))
+        entry = find(name)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    if entry.base is not None and entry.base not in CHOICES["model.init"]:
+        raise ConfigError(f"placement '{name}': {unknown('base', entry.base, list(filter(None, CHOICES['model.init'])))}")
+    for kind in {site.kind for site in map(entry.__getattribute__, EVERY_SITE) if site and site.kind}:
+        if kind not in CHOICES["norm.kind"]:
+            raise ConfigError(f"placement '{name}': {unknown('norm', kind, CHOICES['norm.kind'])}")
+    try:
+        scales = [number for table in path_scales(entry, depths) for row in table for number in row]
+        gains = role_gains(entry, depths, branch_roles(config.model.ffn))
     except Exception as error:  # a user's own function may raise anything
-        text = f"placement '{config.placement}' fails at {depths.blocks} blocks: {type(error).__name__}: {error}"
+        text = f"placement '{name}' fails at {depths.blocks} blocks: {type(error).__name__}: {error}"
         raise ConfigError(text) from None
+    if not all(map(math.isfinite, [*scales, *(number for row in gains.values() for number in row)])):
+        raise ConfigError(f"placement '{name}' has a scale or gain at {depths.blocks} blocks that is no finite number")
 
 
 def _check_model(config: Any) -> None:

@@ -111,7 +111,7 @@ class Schedule:
 
     name: str = "constant"  # constant | linear | cosine | inverse_sqrt | wsd | ramp | geometric_ramp
     warmup_steps: int = 0  # updates in which the rate rises to the peak
-    final: float = 0.0  # linear, cosine, wsd: the last rate, as a share of the peak
+    final: float = 0.0  # linear, cosine, wsd: where the rate has fallen to after the last update, as a share of the peak
     decay_share: float = 0.2  # wsd: the share of the steps at the end in which the rate falls
     start: float = 1e-3  # ramp, geometric_ramp: the first rate, as a share of the peak that the last update has
 

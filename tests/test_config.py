@@ -212,6 +212,25 @@ def test_a_model_of_the_group_is_one_that_can_be(path):
     assert {"depth", "width", "heads"} <= given.keys() and check(tiny(**{f"model__{key}": value for key, value in given.items()}))
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model__ffn_ratio": float("inf")}, ("model.ffn_ratio=inf",)),
+        ({"coef__alpha": float("nan")}, ("coef.alpha=nan",)),
+        ({"norm__gain": float("nan")}, ("norm.gain=nan",)),
+        ({"model__embed_scale": float("inf")}, ("model.embed_scale=inf",)),
+        ({"train__steps": 3_000_000_000}, ("train.steps=3000000000", "2**31")),
+        ({"seed": 2**32}, ("seed=4294967296", "2**32")),
+        ({"optim__eps": 0.0}, ("optim.eps=0.0", "optim.name=adam")),
+        ({"data__windows": 1}, ("data.windows=1", "at least 2")),
+    ],
+)
+def test_a_number_that_no_run_can_have_is_one_sentence(changes, words):
+    with pytest.raises(ConfigError) as caught:
+        check(tiny(**changes))
+    assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
+
+
 # ── YAML ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

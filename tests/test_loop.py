@@ -45,7 +45,7 @@ def trained(config: Config) -> tuple[list[dict], dict[int, dict], object]:
 
 def recorded(config: Config, path: Path) -> tuple[dict, list[dict], list[dict]]:
     """Status, scalar rows and layer rows of a run that was trained into `path`."""
-    status = train(check(config), RunFolder.create(path))
+    status = train(config if config.optim.eps == 0 else check(config), RunFolder.create(path))
     rows = [json.loads(line) for line in (path / "scalars.jsonl").read_text().splitlines()]
     layers = [row for part in sorted((path / "layers").glob("*")) for row in pq.read_table(part).to_pylist()]
     return status, rows, layers
@@ -273,6 +273,16 @@ def test_a_second_run_that_differs_in_numbers_compiles_nothing(tmp_path, caplog)
         assert ([row["loss"] for row in rows[:4]] != base) == (key not in SAME_LOSSES), key
 
 
+def test_texts_of_two_lengths_are_two_programs_of_one_process(tmp_path):
+    """A program is compiled for a length: a second text, and another held-out share of one, train as the first did."""
+    for name, size in (("one", 3000), ("two", 5000)):
+        (tmp_path / name).write_bytes(bytes(range(97, 107)) * (size // 10))
+    texts = [{"path": str(tmp_path / name), "heldout": share} for name, share in (("one", 0.1), ("one", 0.2), ("two", 0.1))]
+    for number, text in enumerate(texts):
+        status, rows, _ = recorded(tiny(data=Data(name="files", windows=4, **text)), tmp_path / f"run{number}")
+        assert status["verdict"] != "NONFINITE" and len(rows) == 3
+
+
 OF_ONE_KIND = [
     ({"optim__name": "adafactor", "optim__eps": 1e-30}, {"optim__memory": 0.5, "optim__update_clip": 0.1}),
     ({"optim__name": "muon", "optim__momentum": 0.9}, {"optim__momentum": 0.5}),
@@ -323,7 +333,8 @@ def test_a_run_that_stops_being_finite_ends_there_with_what_it_had(tmp_path, mon
 
 
 def zero_over_zero(**settings) -> Config:
-    """Adam with eps = 0 divides 0 by 0 at the embedding of a token that batch 0 lacks; loss and gradient are fine."""
+    """Adam with eps = 0 divides 0 by 0 at the embedding of a token that batch 0 lacks; loss and gradient are fine. (As a setting it
+    is refused for that reason.)"""
     task = batches.load(TINY.data).task
     seed = next(s for s in range(99) if len(np.unique(batches.draw(task, {}, s, 0, 2, 8).inputs)) < 7)
     return tiny(optim__eps=0.0, data__seed=seed, **settings)
@@ -445,6 +456,20 @@ def test_heldout_loss_and_its_standard_error_are_of_the_windows(tmp_path):
         assert status["heldout"][name] == pytest.approx(np.mean(losses), rel=1e-5)
         assert status["heldout"][f"{name}_se"] == pytest.approx(np.std(losses, ddof=1) / 7**0.5, rel=1e-4)
     assert status["heldout"]["windows"] == 7
+
+
+def test_windows_count_by_their_targets():
+    """A mixture's windows have 1 and 7 valid targets: the loss is the mean over targets, as its levels are, not over windows."""
+    config = tiny(data=Data(name="mixture", parts=["copy", "markov"], vocab=8, lag=7, windows=6))
+    loaded = batches.load(config.data)
+    windows = batches.heldout(loaded, 6, 8)
+    targets = np.asarray(windows.mask).sum(-1)
+    assert sorted(set(targets)) == [1, 8]
+    _, compiled, state, hyper, *_ = parts(config)
+    each = np.asarray(compiled.evaluate(state.params, hyper, windows, jnp.int32(6)))
+    mean, error = loop.evaluate(compiled, state.params, hyper, windows, 6)
+    assert mean == pytest.approx(float((each * targets).sum() / targets.sum()), rel=1e-6)
+    assert abs(mean - each.mean()) > 1e-4 and 0 < error < 1
 
 
 def test_the_untrained_model_is_measured_on_fewer_windows(tmp_path, monkeypatch):

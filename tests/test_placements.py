@@ -313,6 +313,13 @@ def test_one_sublayer_gives_the_worked_numbers(name: str, x: list, y: list, a: f
     np.testing.assert_allclose(added(PLACEMENTS[name], x, y, a, b), expected, atol=2e-6)
 
 
+def test_a_norm_that_is_none_is_no_norm():
+    """Nothing is counted, and the equation has none: for the whole run, or for one site."""
+    for placement in PLACEMENTS:
+        static = settings(placement, norm__kind="none")[1]
+        assert norm_count(static.entry, Depths(decoder=3)) == 0 and static.entry.sites == ()
+
+
 def test_wires_are_what_each_norm_reads_and_what_is_added():
     entry = Placement(pre=N, out=N, post=N, skip_from="u")
     layer = sublayer(shift, entry)

@@ -116,11 +116,20 @@ def test_a_permanent_jump_is_an_unrecovered_spike(T: int, noise: float):
     assert judge(x, heldout=2.3) == Verdict.UNRECOVERED_SPIKE
 
 
-@pytest.mark.parametrize("left", [3, 10, 19])
-def test_a_jump_near_the_end_is_judged_by_the_steps_that_follow(left: int):
+@pytest.mark.parametrize(
+    ("left", "verdict"), [(3, Verdict.OK_SPIKED), (10, Verdict.UNRECOVERED_SPIKE), (19, Verdict.UNRECOVERED_SPIKE)]
+)
+def test_a_jump_near_the_end_is_judged_by_the_steps_that_follow(left: int, verdict: Verdict):
+    """Of three losses that end the run nobody knows whether they would have come back: they are a spike, and no divergence."""
     x = healthy(300)
     x[-left:] += 2.0
-    assert judge(x, heldout=2.3) == Verdict.UNRECOVERED_SPIKE
+    assert judge(x, heldout=2.3) == verdict
+
+
+def test_a_spike_that_comes_back_just_before_the_end_is_ok_spiked():
+    x = healthy(300)
+    x[290:295] += 2.0
+    assert judge(x, heldout=2.3) == Verdict.OK_SPIKED
 
 
 @pytest.mark.parametrize(("height", "length"), [(2.0, 3), (2.0, 15), (40.0, 10)])

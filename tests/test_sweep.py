@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 
@@ -167,6 +168,8 @@ def test_an_unfinished_run_is_set_aside_and_run_again(played, capsys, state):
         else:
             old = strict_json.read(path / "status.json") | {"state": state}
             strict_json.write(path / "status.json", old | {"process": {"pid": 1, "host": "another-machine"}})
+            for file in path.iterdir():
+                os.utime(file, (0, 0))  # long ago
     job.execute(TINY)
     assert len(played) == 3 and status(TINY)["state"] == "finished"
     kept = sorted((path.parent / ".set-aside").iterdir())
@@ -193,6 +196,46 @@ def test_a_run_that_another_process_is_training_is_left_alone(played):
         other.communicate()
     job.execute(TINY)  # it has ended without finishing
     assert len(played) == 2 and status(TINY)["state"] == "finished"
+
+
+def test_a_run_that_another_machine_wrote_to_lately_is_left_alone(played):
+    """Whether a process of another machine is alive can't be asked; ten minutes of silence say that it is not."""
+    job.execute(TINY)
+    path = run_folder(TINY)
+    process = {"pid": 1, "host": "node7", "started": "1"}
+    strict_json.write(path / "status.json", strict_json.read(path / "status.json") | {"state": "running", "process": process})
+    with pytest.raises(ConfigError, match=r"'node7' in the last 10 minutes.*on_exists=overwrite"):
+        job.execute(TINY)
+    job.execute(tiny(on_exists="overwrite"))
+    assert len(played) == 2 and status(TINY)["state"] == "finished"
+
+
+def test_what_is_set_aside_never_takes_a_name_that_is_there(played):
+    """The next number, also where an earlier one has been thrown away."""
+    aside = run_folder(TINY).parent / ".set-aside"
+    for _ in range(3):
+        job.execute(TINY)
+        strict_json.write(run_folder(TINY) / "status.json", {"state": "failed"})
+    job.execute(TINY)
+    shutil.rmtree(aside / f"{run_folder(TINY).name}.0")
+    strict_json.write(run_folder(TINY) / "status.json", {"state": "failed"})
+    job.execute(TINY)
+    assert sorted(path.suffix for path in aside.iterdir()) == [".1", ".2", ".3"]
+
+
+def test_a_run_that_begins_says_at_once_who_trains_it(played, monkeypatch):
+    """Its folder appears with the process in its status: no other sweep can take it for dead in between."""
+    seen = []
+    monkeypatch.setattr(job, "to_yaml", lambda config: seen.append(status(TINY)) or "{}")
+    job.execute(TINY)
+    assert seen[0]["state"] == "running" and seen[0]["process"] == provenance.process() and "versions" in seen[0]
+
+
+def test_results_that_cant_be_written_are_one_sentence(played, here):
+    (here / "file").write_text("in the way")
+    with pytest.raises(ConfigError, match="results=file can't be written to"):
+        job.execute(tiny(results="file"))
+    assert not played
 
 
 def test_a_folder_that_another_process_made_just_now_is_left_alone(played):

@@ -75,11 +75,16 @@ def _draw(config: Any, folder: Path, arguments: Sequence[str]) -> None:
 
 
 def _write_grid(folder: Path, given: Sequence[str]) -> None:
-    """The grid's overrides under their own name, so that two grids in one folder keep both."""
+    """The grid's overrides under their own name, so that two grids in one folder keep both. Raises ConfigError."""
+    from normflax.config import ConfigError
+
     name = hashlib.sha256("\n".join(sorted(given)).encode()).hexdigest()[:8]
     path = folder / "grids" / f"{name}.txt"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(given) + "\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(given) + "\n")
+    except OSError as error:
+        raise ConfigError(f"{folder} can't be written to: {error.strerror} ({error.filename})") from None
 
 
 def _report(failed: list[tuple[Sequence[str], JobReturn]], jobs: int, left: int) -> str:

@@ -31,6 +31,7 @@ class Task:
     vocab: int
     lag: int = 0  # of copy and modk
     order: int = 1  # of markov
+    length: int = 0  # of a text or tokens: a program is compiled for as many
     parts: tuple["Task", ...] = ()  # of a mixture
 
 
@@ -79,7 +80,7 @@ def place(source: sources.Source) -> Loaded:
     match source:
         case Corpus():
             # A copy: `asarray` may share the memory of a file that changes later.
-            return Loaded(source, Task("text", source.vocab), {"tokens": jnp.array(source.train)})
+            return Loaded(source, Task("text", source.vocab, length=len(source.train)), {"tokens": jnp.array(source.train)})
         case Copy():
             return Loaded(source, Task("copy", source.vocab, source.lag), {})
         case ModK():

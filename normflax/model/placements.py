@@ -71,6 +71,7 @@ Coefficient = float | Callable[[str, int, Depths], float]
 """A number, or a function of the branch's kind, its block (from 1) and the depths."""
 
 SITES = ("pre", "out", "post")
+EVERY_SITE = (*SITES, "embed", "final", "q", "k")
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ class Placement:
 
     `gain` maps roles (q, k, v, out, up, gate, down) to coefficients; an entry that declares gains declares one for every role
     it is used with, so that a new role can't be forgotten in silence. `base` is the initialiser the source assumes.
-    Raises ValueError for an entry with norms whose stream reaches the head unnormalised.
+    Raises ValueError for an entry with norms whose stream reaches the head unnormalised, a site that is no Norm, or a skip from
+    nowhere.
     """
 
     pre: Norm | None = None
@@ -98,6 +100,11 @@ class Placement:
     source: str = ""
 
     def __post_init__(self):
+        for site in EVERY_SITE:
+            if not isinstance(getattr(self, site), Norm | None):
+                raise ValueError(f"the placement's site '{site}' is {getattr(self, site)!r}: it is N, Norm(kind) or None")
+        if self.skip_from not in ("x", "u", "block"):
+            raise ValueError(unknown("the placement's skip_from", self.skip_from, ("x", "u", "block")))
         if (self.pre or self.out) and not (self.post or self.final):
             raise ValueError("a placement with norms whose last write has no 'post' needs a 'final' norm before the head")
 
@@ -170,8 +177,9 @@ def find(name: str) -> Placement:
     module, _, attribute = name.partition(":")
     try:
         entry = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"placement '{name}' can't be imported: {error}") from None
+    except Exception as error:  # a user's own file may raise anything
+        text = " ".join(str(error).split())
+        raise ValueError(f"placement '{name}' can't be imported: {type(error).__name__}: {text}") from None
     if not isinstance(entry, Placement):
         raise ValueError(f"placement '{name}' is {type(entry).__name__}, not a normflax Placement")
     return entry

@@ -30,8 +30,8 @@ class Transformer(nnx.Module):
 
     Embeddings are Normal(0, embed_std²), learned positions Normal(0, position_std²), sinusoidal ones fixed. Logits have unit
     variance at initialisation: an untied head has standard deviation D^-1/2; a tied one is the embedding, and its logits are
-    multiplied by D^-1/2. `gains` [L] per role and the standard deviations may be traced. Parameters are float32; the stream
-    and the products with weights are of `model.dtype`, logits float32.
+    multiplied by D^-1/2 (unit variance for embed_std 1). `gains` [L] per role and the standard deviations may be traced.
+    Parameters are float32; the stream and the products with weights are of `model.dtype`, logits float32.
     """
 
     def __init__(

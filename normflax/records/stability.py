@@ -95,7 +95,8 @@ def spikes(losses: Float[np.ndarray, "steps"]) -> Int[np.ndarray, "spikes"]:
 def unrecovered_spike(losses: Float[np.ndarray, "steps"], l0: float) -> bool:
     """Whether some spike is never followed by a median within 0.05 (l0 - run_{t-1}) of the best one before it.
 
-    Where fewer than W steps follow a spike, all that follow make the one window. Every loss must be finite.
+    Where fewer than W steps follow a spike, those after its first three losses make the one window; a spike that is the end of the
+    run may yet recover and is none. Every loss must be finite.
     """
     T = len(losses)
     W = window(T)
@@ -103,7 +104,7 @@ def unrecovered_spike(losses: Float[np.ndarray, "steps"], l0: float) -> bool:
     best_before = np.minimum.accumulate(median)
     best_from = np.minimum.accumulate(median[::-1])[::-1]
     for t in spikes(losses):
-        after = best_from[t + W - 1] if t + W <= T else np.median(losses[t:])
+        after = best_from[t + W - 1] if t + W <= T else np.median(losses[t + 3 :]) if t + 3 < T else -math.inf
         if after > best_before[t - 1] + 0.05 * (l0 - best_before[t - 1]):
             return True
     return False

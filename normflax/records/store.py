@@ -11,6 +11,7 @@ A kill loses the layer rows since the last `flush` and at most tears the last li
 """
 
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,15 +54,24 @@ class RunFolder:
         self._parts = 1 + max((int(part.stem[5:]) for part in self.parts), default=-1)
 
     @classmethod
-    def create(cls, path: Path | str) -> "RunFolder":
-        """Make the folder of a new run, in state `running`. Raises RunExistsError when anything is at `path`."""
+    def create(cls, path: Path | str, **fields: object) -> "RunFolder":
+        """Make the folder of a new run, in state `running` with these fields of status.json.
+
+        It appears whole: nobody finds it without a status. Raises RunExistsError when anything is at `path`.
+        """
         path = Path(path)
+        taken = RunExistsError(f"run folder '{path}' exists: a run never writes over another")
+        if path.exists():
+            raise taken
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.parent / f".{path.name[-200:]}.{os.getpid()}.new"
+        (new / "layers").mkdir(parents=True)
+        strict_json.write(new / "status.json", {"state": "running", "started": _now()} | fields)
         try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            raise RunExistsError(f"run folder '{path}' exists: a run never writes over another") from None
-        (path / "layers").mkdir()
-        strict_json.write(path / "status.json", {"state": "running", "started": _now()})
+            new.rename(path)
+        except OSError:
+            shutil.rmtree(new)
+            raise taken from None
         return cls(path)
 
     @classmethod

@@ -67,7 +67,7 @@ def load_table(folder: str | Path, rows: str = "runs") -> pd.DataFrame:
 
         loss_reference   l_ref: the best final held-out loss of any run of the same task, depth and width that finished
                          and did not fail; else the known entropy; else the bigram level. The task is every data.* key
-                         but the seed, the data's sha256, and train.tokens
+                         but the seed and the path, the data's sha256, and train.tokens
         verdict          the run's own, or STUCK and SLOW against l_ref (`stability`); missing until a run has one
         loss_effective   l_eff = min(final held-out loss, unigram level); missing until a run has a verdict
 
@@ -146,7 +146,7 @@ def _judged(table: pd.DataFrame) -> pd.DataFrame:
 
 def _reference(table: pd.DataFrame) -> pd.Series:
     """l_ref of each run. A failed run is no reference: where all are stuck, it would call the stuck ones healthy."""
-    task = [column for column in table if str(column).startswith("data.") and column != "data.seed"]
+    task = [column for column in table if str(column).startswith("data.") and column not in ("data.seed", "data.path")]
     groups = table.reindex(columns=[*task, "train.tokens", "model.depth", "model.width"])
     trained = (table["state"] == "finished") & table["verdict"].isin([v for v in Verdict if v not in stability.FAILED])
     loss = pd.Series(table["loss_final"])

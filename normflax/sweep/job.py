@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -36,8 +37,14 @@ def existing(path: Path, on_exists: str) -> dict | None:
         status = strict_json.read(path / "status.json")
     except (OSError, ValueError):
         status = {}
-    if status.get("state") == "running" and provenance.alive(status.get("process")):
-        raise ConfigError(f"process {status['process']['pid']} is training {path} now")
+    process = status.get("process") or {}
+    if status.get("state") == "running" and provenance.alive(process):
+        raise ConfigError(f"process {process['pid']} is training {path} now")
+    if status.get("state") == "running" and elsewhere(process) and recent(path) and on_exists != "overwrite":
+        raise ConfigError(
+            f"{path} was written to on '{process['host']}' in the last {RECENT // 60:.0f} minutes: if nothing trains it there,"
+            " on_exists=overwrite runs it again"
+        )
     if status.get("state") == "finished":
         if on_exists == "skip":
             note = ""
@@ -52,21 +59,36 @@ def existing(path: Path, on_exists: str) -> dict | None:
         return None
     aside = path.parent / ".set-aside"
     aside.mkdir(exist_ok=True)
-    number = sum(1 for _ in aside.glob(f"{path.name}.*"))
+    number = 1 + max((int(old.suffix[1:]) for old in aside.glob(f"{path.name}.*")), default=-1)
     path.rename(aside / f"{path.name}.{number}")
     print(f"unfinished ({status.get('state', 'unreadable')}): {path} is set aside in {aside} and run again")
     return None
 
 
+RECENT = 600.0
+"""Seconds since the last row of a run on another machine after which it is taken for dead: whether it is can't be asked."""
+
+
+def elsewhere(process: dict) -> bool:
+    """Whether the process is one of another machine."""
+    return "host" in process and process["host"] != provenance.process()["host"]
+
+
+def recent(path: Path) -> bool:
+    """Whether the run at `path` has been written to lately."""
+    return any(time.time() - file.stat().st_mtime < RECENT for file in path.iterdir())
+
+
 def fresh(config: Config, path: Path) -> dict:
     """Train `config` into a new folder at `path` and return its last status."""
     try:
-        folder = RunFolder.create(path)
+        folder = RunFolder.create(path, process=provenance.process(), **here())
     except RunExistsError as error:
         raise ConfigError(f"{error}; another process made it just now") from None
+    except OSError as error:
+        raise ConfigError(f"results={config.results} can't be written to: {error.strerror} ({error.filename})") from None
     try:
         folder.write_config(to_yaml(config))
-        folder.update_status(process=provenance.process(), **here())
         from normflax.train.loop import train
         from normflax.train.progress import line, shown
 

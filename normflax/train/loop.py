@@ -184,11 +184,18 @@ def pad(windows: batches.Batch, static: Static) -> batches.Batch:
 
 
 def evaluate(compiled: Programs, params, hyper, padded: batches.Batch, windows: int) -> tuple[float, float]:
-    """Mean held-out loss over the first `windows` windows and its standard error, nats per token."""
+    """Mean held-out loss over the valid targets of the first `windows` windows, and its standard error, nats per token.
+
+    A window counts as many times as it has targets, as in the reference levels; the error takes windows for independent.
+    """
     batch = compiled.static.batch
     losses = np.asarray(compiled.evaluate(params, hyper, padded, jnp.int32(-(-windows // batch) * batch)))[:windows]
-    spread = losses.std(ddof=1) / np.sqrt(len(losses)) if len(losses) > 1 else np.inf
-    return float(losses.mean(dtype=np.float64)), float(spread)
+    targets = np.asarray(padded.mask)[:windows].sum(-1).astype(np.float64)
+    share = targets / max(targets.sum(), 1.0)
+    mean = float(share @ losses.astype(np.float64))
+    # Of n windows with equal targets this is the standard deviation (divisor n - 1) over √n.
+    spread = float(np.sqrt(np.sum((share * (losses - mean)) ** 2) * windows / (windows - 1))) if windows > 1 else np.inf
+    return mean, spread
 
 
 def parameter_counts(params) -> dict[str, int]:
