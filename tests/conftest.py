@@ -1,8 +1,11 @@
 """Settings of every test, and of every process that a test starts: they must be there before jax is imported."""
 
 import os
+import sys
 from importlib.metadata import version
 from pathlib import Path
+
+import pytest
 
 settings = {
     "MPLBACKEND": "Agg",
@@ -15,3 +18,38 @@ settings = {
 }
 os.environ.update(settings)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # tolerances are those of float32 on a CPU
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working folder; what the app does to this process is undone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    return tmp_path
+
+
+@pytest.fixture
+def played(here, monkeypatch):
+    """Training is played: the runs that there were, in order."""
+    from played import play
+
+    return play(monkeypatch)
+
+
+@pytest.fixture
+def call(here, capsys):
+    """Run the app in this process: exit code, stdout, stderr."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    from normflax import app
+
+    def run(*words: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        argv = sys.argv
+        code = app.main([*words])
+        assert sys.argv is argv and not GlobalHydra.instance().is_initialized()
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return run

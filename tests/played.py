@@ -1,6 +1,10 @@
-"""Training that is only played: what surrounds a run is tested on records that take no time."""
+"""Training that is only played: what surrounds a run is tested on records that take no time; and what it left behind."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -37,3 +41,14 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Played:
 
     monkeypatch.setattr(loop, "train", train)
     return runs
+
+
+def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A Python of its own that finds this checkout."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+def runs(folder: Path) -> list[Path]:
+    """Every run folder below `folder`."""
+    return sorted(status.parent for status in folder.rglob("status.json") if ".set-aside" not in status.parts)

@@ -75,12 +75,6 @@ def test_runs_share_a_key_only_if_they_share_their_programs(key):
         assert static(one) == static(two)
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_a_sweep_in_workers_trains_every_job(here, capsys):
     code = app.main(["-m", *WORDS, "hydra/launcher=normflax", "hydra.launcher.workers=2", "placement=post,pre", "seed=0,1"])
     assert code == 0, capsys.readouterr().err

@@ -58,9 +58,7 @@ def test_a_run_in_parts_is_the_run():
     for parts in (1, 2):
         config, static, hyper = settings("pre", train__accumulate=parts, train__batch=4)
         loaded = batches.load(config.data)
-        _, scalars, *_ = programs(static).advance(
-            programs(static).init(hyper), hyper, loaded.arrays, jnp.int32(0), jnp.int32(3)
-        )
+        _, scalars, *_ = programs(static).advance(programs(static).init(hyper), hyper, loaded.arrays, jnp.int32(0), jnp.int32(3))
         rows[parts] = {name: value[:3] for name, value in jax.device_get(scalars).items()}
     for name in rows[1]:
         np.testing.assert_allclose(rows[2][name], rows[1][name], rtol=1e-5, err_msg=name)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from played import ENDED, play
+from played import ENDED
 from tiny import TINY, tiny
 
 import normflax
@@ -17,18 +17,6 @@ from normflax.records import provenance, strict_json
 from normflax.sweep import job
 from normflax.sweep.identity import run_folder
 from normflax.train import loop
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """An empty working folder."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def played(here, monkeypatch):
-    return play(monkeypatch)
 
 
 def status(config: Config) -> dict:

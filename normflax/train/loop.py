@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -158,7 +159,7 @@ def updates(
             state, scalars, dense, made = compiled.advance(state, hyper, arrays, jnp.int32(t), jnp.int32(last))
             scalars, dense, made = jax.device_get((scalars, dense, made))
             rows = [{"step": t + i, **{name: float(value[i]) for name, value in scalars.items()}} for i in range(made)]
-            layers = [(t + i, jax.tree.map(lambda x: x[i], dense)) for i in range(made)] if dense else []  # noqa: B023
+            layers = [(t + i, jax.tree.map(itemgetter(i), dense)) for i in range(made)] if dense else []
             piece = min(CHUNK, max(1, round(made / (time.perf_counter() - start))))
             if rows[-1]["skipped"] and static.fields:
                 # The update was not made, so the same step can be read again with every field.
