@@ -50,7 +50,7 @@ def test_what_blocks_are_given_is_the_references(placement: str):
     np.testing.assert_allclose(found[np.triu_indices(3, 1)], expected[np.triu_indices(3, 1)], rtol=1e-4)
 
 
-@pytest.mark.parametrize("short", [0, 500])
+@pytest.mark.parametrize("short", [pytest.param(0, marks=pytest.mark.slow), 500])
 def test_they_are_recorded_at_their_steps(tmp_path, monkeypatch, short):
     """model_update at every probed step, of the parameters before its update; angle at the first and the last."""
     monkeypatch.setattr(loop, "SHORT", short)

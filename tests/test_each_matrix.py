@@ -70,7 +70,7 @@ def test_q_k_and_v_are_updated_as_three_matrices_however_they_are_stored(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [pytest.param(m, marks=() if m == "swiglu" else pytest.mark.slow) for m in MODELS])
 def test_every_parameter_of_a_model_is_updated_as_the_papers_matrix_or_vector(model, case):
     """Layers, q, k and v one by one, embeddings and head whole; Muon's matrices are those of the branches, the head Adam's."""
     family, settings = case.split("-")[0], CASES[case]
