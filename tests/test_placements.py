@@ -65,8 +65,10 @@ def test_deepnorm_of_one_stack(blocks: int, alpha: float, beta: float):
     ],
 )
 def test_deepnorm_of_an_encoder_and_a_decoder(n: int, m: int, encoder: tuple, decoder: tuple):
-    for stack, (alpha, beta) in {"encoder": encoder, "decoder": decoder}.items():
-        depths = Depths(encoder=n, decoder=m, stack=stack)  # type: ignore[arg-type]
+    for depths, (alpha, beta) in (
+        (Depths(encoder=n, decoder=m, stack="encoder"), encoder),
+        (Depths(encoder=n, decoder=m, stack="decoder"), decoder),
+    ):
         assert deepnorm_alpha("ffn", 1, depths) == pytest.approx(alpha, abs=1e-6)
         assert deepnorm_beta("ffn", 1, depths) == pytest.approx(beta, abs=1e-6)
 

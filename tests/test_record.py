@@ -164,7 +164,7 @@ def test_heldout_loss_and_its_standard_error_are_of_the_windows(tmp_path):
     for name, params in (("initial", state.params), ("final", trained(config)[2].params)):
         losses = []
         for i in range(7):
-            one = jax.tree.map(lambda x: jnp.resize(x[i : i + 1], (8, *x.shape[1:])), windows)  # noqa: B023
+            one = batches.Batch(*(jnp.resize(x[i : i + 1], (8, *x.shape[1:])) for x in windows))
             losses.append(float(compiled.evaluate(params, hyper, one, jnp.int32(2))[0]))
         assert len(set(losses)) == 7
         assert status["heldout"][name] == pytest.approx(np.mean(losses), rel=1e-5)

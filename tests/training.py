@@ -27,10 +27,9 @@ def parts(config: Config):
 
 def trained(config: Config) -> tuple[list[dict], dict[int, dict], object]:
     """The rows, the layers by step and the last state of a run."""
-    rows, layers = [], {}
-    for new, probed, state in loop.updates(config, *parts(config)):  # noqa: B007
-        rows += new
-        layers |= dict(probed)
+    rows, layers, state = [], {}, None
+    for new, probed, now in loop.updates(config, *parts(config)):
+        rows, layers, state = rows + new, layers | dict(probed), now
     return rows, layers, jax.device_get(state)
 
 

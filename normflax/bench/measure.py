@@ -37,12 +37,17 @@ SHAPES = (Shape(24, 64), Shape(12, 128), Shape(96, 64), Shape(1000, 32, 8, 64, u
 
 
 def alternate(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every call in every round; in each round all are made, in turn."""
+    """Seconds of every call in every round; in each round all are made, in turn.
+
+    Each round starts with the next of them, so that none is always measured after the same other.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
+    names = list(calls)
+    for round_ in range(rounds):
+        first = round_ % len(names)
+        for name in names[first:] + names[:first]:
             start = time.perf_counter()
-            jax.block_until_ready(call())
+            jax.block_until_ready(calls[name]())
             seconds[name].append(time.perf_counter() - start)
     return seconds
 
@@ -120,8 +125,12 @@ def probes(shape: Shape, rounds: int) -> dict[str, list[float]]:
 
 
 def fields(shape: Shape, rounds: int) -> dict[str, float]:
-    """What each field costs that is read on a step's batch: its share of a plain step, when it alone is read at every step."""
-    calls = {"": Stepper(run_config(shape), shape.updates)}
+    """What each field costs that is read on a step's batch: its share of a plain step, when it alone is read at every step.
+
+    `nothing` is the plain step a second time: how far it is from 0 is the noise. `core` is all core fields at once.
+    """
+    calls = {name: Stepper(run_config(shape), shape.updates) for name in ("", "nothing")}
+    calls["core"] = Stepper(run_config(shape, probe__every_step=["core"]), shape.updates)
     for name in on_batch(["all"]):
         calls[name] = Stepper(run_config(shape, probe__every_step=[name]), shape.updates)
     seconds = alternate(calls, rounds)
