@@ -207,7 +207,7 @@ def figures(runs: pd.DataFrame, layers: pd.DataFrame) -> dict:
     }
 
 
-def tables(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def tables(runs: pd.DataFrame, layers: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Tables in place of the comparison of placements: none."""
     return {}
 

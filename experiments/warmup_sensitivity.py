@@ -124,7 +124,7 @@ def figures(runs: pd.DataFrame, layers: pd.DataFrame) -> dict:
     return {"warmup_map": warmup_maps(runs), "loss_against_warmup": loss_against_warmup(runs)}
 
 
-def tables(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def tables(runs: pd.DataFrame, layers: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """The numbers behind the maps by file name."""
     grid = sensitivity.cells(runs)
     unigram = sensitivity.level(runs)

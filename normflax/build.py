@@ -14,29 +14,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
+from normflax import coefficients
 from normflax import config as settings
 from normflax.data.batches import Batch, Task
 from normflax.model.init import named
-from normflax.model.placements import (
-    EVERY_SITE,
-    RESIDUAL,
-    WRITERS,
-    Depths,
-    N,
-    Norm,
-    Placement,
-    branch_roles,
-    find,
-    path_scales,
-    role_gains,
-)
+from normflax.model.placements import Placement, find, fitted
 from normflax.model.transformer import Transformer
-from normflax.probes.fields import on_batch
-from normflax.train import optim, step
+from normflax.probes.fields import at_start, on_batch
+from normflax.train import initial, optim, step
 from normflax.train.step import State
 
 TRACED_MODEL = {"init_std": 0.0, "embed_std": 0.0, "embed_scale": 0.0, "position_std": 0.0, "residual_scaling": False}
@@ -63,17 +51,8 @@ class Static:
     @property
     def entry(self) -> Placement:
         """The placement's entry in the table, with the norms that `model.*` adds to it."""
-        entry = find(self.placement)
-        if self.model.embed_norm:
-            entry = replace(entry, embed=entry.embed or N)
-        if self.model.qk_norm:
-            entry = replace(entry, q=entry.q or N, k=entry.k or N)
-
-        def real(site: Norm | None) -> Norm | None:
-            """A site whose norm is none is no site: nothing is counted or read there."""
-            return site if site and (site.kind or self.norm.kind) != "none" else None
-
-        return replace(entry, **{site: real(getattr(entry, site)) for site in EVERY_SITE})
+        m = self.model
+        return fitted(find(self.placement), self.norm.kind, embed_norm=m.embed_norm, qk_norm=m.qk_norm)
 
     @property
     def base(self) -> str:
@@ -94,30 +73,20 @@ def static_part(config: settings.Config, task: Task) -> Static:
         tokens=config.train.tokens,
         accumulate=config.train.accumulate,
         windows=-(-config.data.windows // config.train.batch) * config.train.batch,
-        fields=on_batch(config.probe.fields),
+        fields=on_batch(config.probe.fields) if config.train.steps else at_start(config.probe.fields),
         every_step=on_batch(config.probe.every_step),
     )
 
 
 def hyper_part(config: settings.Config) -> dict:
-    """Every traced number as an array: scalars, path scales [L, kinds], gains {role: [L]}, standard deviations.
-
-    `coef.*` replaces what the placement declares: alpha every skip scale, beta every branch scale, gain the initial gain of
-    v, out, up and down.
-    """
-    entry, depths, c, o = find(config.placement), Depths(decoder=config.model.depth), config.coef, config.optim
-    skip, branch = path_scales(entry, depths)
-    gains = role_gains(entry, depths, branch_roles(config.model.ffn))
-    if c.gain is not None:
-        gains |= {role: [c.gain] * depths.blocks for role in WRITERS}
-    if config.model.residual_scaling:
-        gains |= {role: [gain * depths.sublayers**-0.5 for gain in gains[role]] for role in RESIDUAL}
-    m, f = config.model, jnp.float32
+    """Every traced number as an array: scalars, path scales [L, kinds], gains {role: [L]}, standard deviations."""
+    m, o, f = config.model, config.optim, jnp.float32
+    entry = find(config.placement)
+    scales, gains = coefficients.scales_of(config, entry), coefficients.gains_of(config, entry)
     return {
         "seed": jnp.uint32(config.seed),
         "data_seed": jnp.uint32(config.seed if config.data.seed is None else config.data.seed),
-        "skip": jnp.asarray(skip if c.alpha is None else np.full_like(skip, c.alpha), f),
-        "branch": jnp.asarray(branch if c.beta is None else np.full_like(branch, c.beta), f),
+        **{path: jnp.asarray(scale, f) for path, scale in scales._asdict().items()},
         "gains": {role: jnp.asarray(values, f) for role, values in gains.items()},
         "std": {"weight": f(m.init_std), "embed": f(m.embed_std), "position": f(m.position_std)},
         "embed_scale": f(m.embed_scale),
@@ -158,7 +127,7 @@ def transformer(static: Static, hyper: dict) -> Transformer:
 
 
 class Programs:
-    """The compiled programs of one static key: init, advance, probe, evaluate, represent and angles.
+    """The compiled programs of one static key: init, advance, probe, evaluate, represent, outputs, angles and initial.
 
     Each is compiled once, at `prepare` or at its first use; `seconds` is the time spent on it.
     """
@@ -193,9 +162,17 @@ class Programs:
         """See train.step.represent."""
         return self._call("represent", params, hyper, windows)
 
+    def outputs(self, params: nnx.State, hyper: dict, windows: Batch):
+        """See train.step.outputs."""
+        return self._call("outputs", params, hyper, windows)
+
     def angles(self, params: nnx.State, hyper: dict, windows: Batch):
         """See train.step.angles."""
         return self._call("angles", params, hyper, windows)
+
+    def initial(self, hyper: dict, arrays: dict, seeds: Array) -> tuple[dict, dict]:
+        """See train.initial.measure, with a leading axis of seeds [N]: the weights of each, on one batch."""
+        return self._call("initial", hyper, arrays, seeds)
 
     def prepare(self, hyper: dict, arrays: dict, windows: Batch, steps: tuple[str, ...]) -> None:
         """Compile what a run will need side by side: init, evaluate, and those of `probe` and `advance` that `steps` names."""
@@ -223,9 +200,19 @@ class Programs:
         params = nnx.split(transformer(self.static, hyper))[1]
         return State(params, optim.FAMILIES[self.static.optimiser](hyper).init(params))
 
+    def _initial(self, hyper: dict, arrays: dict, seeds: Array):
+        def of_seed(seed: Array):
+            own = {**hyper, "seed": seed}
+            params = nnx.split(transformer(self.static, own))[1]
+            return initial.measure(self.static, self.graph, params, own, arrays)
+
+        return jax.vmap(of_seed)(seeds)
+
     def _lower(self, name: str, *args):
         if name == "init":
             return jax.jit(self._start).lower(*args)
+        if name == "initial":
+            return jax.jit(self._initial).lower(*args)
         function, donated = getattr(step, name), (0,) if name in ("advance", "probe") else ()
         return jax.jit(lambda *args: function(self.static, self.graph, *args), donate_argnums=donated).lower(*args)
 
@@ -237,8 +224,12 @@ class Programs:
         return self._compiled[name](*args)
 
 
-OPTIONS: dict[str, Any] = {"init": {"xla_backend_optimization_level": 0}}
-"""Compiler options by program: `init` runs once, and its random draws take longer to optimise than to run."""
+OPTIONS: dict[str, Any] = {
+    "init": {"xla_backend_optimization_level": 0},
+    "initial": {"xla_backend_optimization_level": 1},
+}
+"""Compiler options by program. `init` runs once, and its random draws take longer to optimise than to run; `initial` runs once,
+and takes half as long to compile at level 1, and as long to run (64 and 256 blocks of width 64, 8 seeds)."""
 
 
 def _any_config(static: Static) -> settings.Config:

@@ -42,10 +42,11 @@ AT_LEAST = {
     "data.vocab": 2,
     "data.lag": 1,
     "data.order": 1,
-    "train.steps": 1,
+    "train.steps": 0,
     "train.batch": 1,
     "train.tokens": 1,
     "train.accumulate": 1,
+    "probe.seeds": 1,
     "train.z_loss": 0,
     "schedule.warmup_steps": 0,
     "seed": 0,
@@ -101,7 +102,7 @@ def examine(config: Any, values: Mapping[str, Any]) -> None:
     if not parts or ".." in parts or Path(config.name).is_absolute() or max(len(part.encode()) for part in parts) > 255:
         raise ConfigError(f"name='{config.name}' is no folder below `results`: it has 1 to 255 bytes a part, and no '..'")
     _check_train(config)
-    _check_probes(config.probe)
+    _check_probes(config.probe, config.train.steps)
 
 
 def _check_placement(config: Any) -> None:
@@ -151,7 +152,7 @@ def _check_model(config: Any) -> None:
 
 def _check_schedule(s: Any, steps: int) -> None:
     """The parts of the schedule fit into the run."""
-    if s.warmup_steps and s.warmup_steps >= steps:
+    if steps and s.warmup_steps and s.warmup_steps >= steps:
         raise ConfigError(f"schedule.warmup_steps={s.warmup_steps} is not below train.steps={steps}: the peak is never held")
     for key in ("final", "start"):
         if not 0 <= getattr(s, key) <= 1:
@@ -216,14 +217,22 @@ def _check_train(config: Any) -> None:
         raise ConfigError(f"train.label_smoothing={t.label_smoothing} is a share of a target's probability: from 0 to below 1")
 
 
-def _check_probes(probe: Any) -> None:
-    """Every probed field exists."""
-    from normflax.probes.fields import BESIDE, FIELDS
+def _check_probes(probe: Any, steps: int) -> None:
+    """Every probed field exists, and is read in such a run."""
+    from normflax.probes.fields import FIELDS, at_start, besides
 
     for key in ("fields", "every_step"):
         for name in getattr(probe, key):
             if name not in FIELDS and name not in ("core", "all"):
                 raise ConfigError(unknown(f"probe.{key}", name, ["core", "all", *FIELDS]))
-    for name in BESIDE:
+            if name in FIELDS and steps and FIELDS[name].when == "initial":
+                raise ConfigError(f"probe.{key}={name} is read of a model that has made no update: it goes with train.steps=0")
+            if name in FIELDS and not steps and name not in at_start([name]):
+                raise ConfigError(f"probe.{key}={name} is read of updates: it does not go with train.steps=0")
+    for name in besides(probe.every_step):
         if name in probe.every_step:
             raise ConfigError(f"probe.every_step={name} is read beside the steps, at those of probe.grid: put it into probe.fields")
+    if steps and probe.seeds > 1:
+        raise ConfigError(f"probe.seeds={probe.seeds} goes with train.steps=0: a run that trains has one seed")
+    if not steps and not at_start(probe.fields):
+        raise ConfigError("probe.fields=[] with train.steps=0 would neither train nor read anything")

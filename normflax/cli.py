@@ -10,6 +10,7 @@ USAGE = """normflax: where should the norm go in a deep Transformer?
 
   normflax train placement=deepnorm model.depth=24     one run, or with -m a sweep; `normflax train --help` lists the settings
   normflax reproduce depth_stability                   train an experiment, draw its figures, judge its claims
+  normflax claims                                      the published claims, with the verdict of the runs that are here
   normflax compare results/runs                        rank the placements of any folder of runs, and draw them over depth
   normflax bench                                       measure speed, probe overhead, compile time and memory here
 """
@@ -59,6 +60,7 @@ def draw(name: str, folder: Path, command: str | None = None) -> int:
     from normflax.analysis.claims import judge
     from normflax.figures.export import save
     from normflax.records.table import load_table
+    from normflax.report.ledger import markdown
     from normflax.report.text import show_claims, show_comparison, show_table
 
     experiment = find(name)
@@ -68,8 +70,8 @@ def draw(name: str, folder: Path, command: str | None = None) -> int:
     if runs.empty:
         print(f"normflax: no runs below {folder}", file=sys.stderr)
         return 2
-    if runs["verdict"].isna().all():
-        print(f"normflax: no run below {folder} has a verdict: they failed, were interrupted or still train", file=sys.stderr)
+    if not (runs["state"] == "finished").any():
+        print(f"normflax: no run below {folder} is finished: they failed, were interrupted or still train", file=sys.stderr)
         return 1
     where = folder / "figures"
     where.mkdir(exist_ok=True)
@@ -81,15 +83,16 @@ def draw(name: str, folder: Path, command: str | None = None) -> int:
     for title, figure in figures.items():
         save(figure, figure.data, where, title, figure.caption, command or f"python -m experiments.{name} {folder}")
     claims = judge(experiment.CLAIMS, runs, layers)
-    tables = experiment.tables(runs)
+    tables = experiment.tables(runs, layers)
     for title, table in (tables | {"claims": claims}).items():
         table.to_csv(where / f"{title}.csv", index=False)
+    (where / "claims.md").write_text(markdown(claims, f"Claims of {name}"), encoding="utf-8")
     for title, table in tables.items():
         show_table(title.replace("_", " "), table)
     if not tables:
         show_comparison(runs)
     show_claims(claims)
-    print(f"\nfigures (SVG, PDF, PNG, data, caption): {where}")
+    print(f"\nfigures (SVG, PDF, PNG, data, caption) and the ledger of claims: {where}")
     return 0
 
 
@@ -117,6 +120,39 @@ def compare(words: list[str]) -> int:
     return 0
 
 
+def claims(words: list[str]) -> int:
+    """`normflax claims [NAME …]`: judge the claims of every experiment, or of those named, by the runs below RESULTS.
+
+    Prints them and writes RESULTS/claims.md and RESULTS/claims.csv. Exit code 1 where a claim is not reproduced.
+    """
+    parser = argparse.ArgumentParser(prog="normflax claims", description=claims.__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="the folder of the experiments' runs")
+    arguments = parser.parse_args(words)
+    import pandas as pd
+
+    from normflax.analysis.claims import NOT_REPRODUCED, judge
+    from normflax.records.table import load_table
+    from normflax.report.ledger import markdown
+    from normflax.report.text import show_claims
+
+    judged = []
+    for name in arguments.names or experiments():
+        experiment = find(name)
+        if experiment is None:
+            return 2
+        folder = arguments.results / name
+        tables = [load_table(folder, rows=rows) for rows in ("runs", "layers")] if folder.is_dir() else [pd.DataFrame()] * 2
+        judged.append(judge(experiment.CLAIMS, *tables).assign(experiment=name))
+    ledger = pd.concat(judged, ignore_index=True)
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    ledger.to_csv(arguments.results / "claims.csv", index=False)
+    (arguments.results / "claims.md").write_text(markdown(ledger, "Claims"), encoding="utf-8")
+    show_claims(ledger)
+    print(f"\nledger: {arguments.results / 'claims.md'}, {arguments.results / 'claims.csv'}")
+    return int((ledger["verdict"] == NOT_REPRODUCED).any())
+
+
 def bench(words: list[str]) -> int:
     """`normflax bench`: see normflax/bench.py."""
     from normflax.bench import main as run
@@ -124,7 +160,7 @@ def bench(words: list[str]) -> int:
     return run(words)
 
 
-COMMANDS = {"reproduce": reproduce, "compare": compare, "bench": bench}
+COMMANDS = {"reproduce": reproduce, "claims": claims, "compare": compare, "bench": bench}
 
 
 def find(name: str) -> ModuleType | None:

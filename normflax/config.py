@@ -31,6 +31,7 @@ class Coef:
     alpha: float | None = None  # skip scale a of every sublayer
     beta: float | None = None  # branch scale b of every sublayer
     gain: float | None = None  # initial gain of v, out, up and down
+    qk_gain: float | None = None  # initial gain of q and k; 0 starts with attention that is uniform
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class Schedule:
 class Train:
     """`train.*`."""
 
-    steps: int = 300  # updates
+    steps: int = 300  # updates; 0 reads the model at initialisation, and trains nothing
     batch: int = 16  # sequences
     tokens: int = 64  # per sequence
     accumulate: int = 1  # parts of a batch whose gradients are added up one after the other
@@ -135,6 +136,7 @@ class Probe:
     grid: str = "log"  # log: steps 0, 1, 2, 4, …, every steps/50 and the last | all | none
     fields: list[str] = field(default_factory=lambda: ["core"])  # names of normflax/probes/fields.py, core or all
     every_step: list[str] = field(default_factory=list)  # fields recorded at every step, whatever the grid
+    seeds: int = 1  # of train.steps=0: seed, seed + 1, … so many, read in one program on one batch
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ def test_every_choice_is_implemented_and_every_implementation_can_be_chosen():
     }
     for key, table in tables.items():
         assert set(CHOICES[key]) == set(table), key
-    assert set(CHOICES["model.init"]) - {None} == set(init.BASES)
+    assert set(CHOICES["model.init"]) - {None} == set(init.DRAWS)
 
 
 @pytest.mark.parametrize("group", ["data", "norm", "optim", "schedule"])

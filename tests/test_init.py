@@ -11,7 +11,7 @@ from flax import nnx
 from models import flat, quick, settings
 
 from normflax.build import transformer
-from normflax.model.init import BASES
+from normflax.model.bases import DEVIATIONS
 from normflax.model.placements import PLACEMENTS, N, Placement
 from normflax.model.transformer import matrices, roles
 
@@ -115,7 +115,7 @@ def test_the_base_is_the_settings_then_the_placements_then_xavier(placement: str
 
 
 def test_xavier_normal_is_glorots():
-    assert BASES["xavier_normal"][0](8, 32, None) == pytest.approx(0.223607, abs=1e-6)
+    assert DEVIATIONS["xavier_normal"](8, 32, None) == pytest.approx(0.223607, abs=1e-6)
 
 
 @pytest.mark.parametrize(("tied", "positions"), [(False, "learned"), (True, "rope")])

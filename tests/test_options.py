@@ -154,7 +154,7 @@ def test_bases_have_their_standard_deviation_and_reach(base: str, std: float, la
     assert np.std(w) == pytest.approx(std, rel=0.02) and abs(np.mean(w)) < 4 * std / np.sqrt(w.size)
     assert np.abs(w).max() <= largest * (1 + 1e-6)
     assert np.abs(w).max() > (0.97 * largest if math.isfinite(largest) else 3.3 * std)
-    assert set(init.BASES) == set(CHOICES["model.init"]) - {None}
+    assert set(init.DRAWS) == set(CHOICES["model.init"]) - {None}
 
 
 def test_residual_scaling_reaches_what_a_branch_writes_and_nothing_else():

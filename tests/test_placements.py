@@ -12,7 +12,7 @@ from tiny import tiny
 
 from normflax.build import hyper_part, transformer
 from normflax.model import norms
-from normflax.model.init import BASES
+from normflax.model.bases import DEVIATIONS
 from normflax.model.placements import (
     FFN_ROLES,
     KINDS,
@@ -106,7 +106,7 @@ def test_the_four_placements_are_the_published_ones(name: str):
 def test_an_entry_is_complete(entry: Placement):
     """Every later entry too: a label, a source with its year, gains for every FFN form, a known base initialiser."""
     assert entry.label and any(str(year) in entry.source for year in range(2017, 2030))
-    assert entry.base is None or entry.base in BASES
+    assert entry.base is None or entry.base in DEVIATIONS
     for ffn in FFN_ROLES:
         gains = role_gains(entry, Depths(decoder=4), branch_roles(ffn))
         assert set(gains) == {"q", "k", "v", "out", *FFN_ROLES[ffn]}

@@ -17,8 +17,9 @@ from normflax.model.placements import PLACEMENTS
 from normflax.model.transformer import matrices
 from normflax.probes import updates
 from normflax.probes.backward import activation_gradients, watch
-from normflax.probes.fields import BESIDE, COLUMNS, FIELDS, ROLE_BRANCH, chosen, on_batch, tidy
+from normflax.probes.fields import FIELDS, chosen, on_batch
 from normflax.probes.schedule import probed_steps
+from normflax.probes.tidy import COLUMNS, ROLE_BRANCH, tidy
 from normflax.train import optim, step
 from normflax.train.step import State
 

@@ -14,18 +14,26 @@ from hydra.core.utils import JobReturn, JobStatus
 
 @dataclass
 class GridSweeperConf:
-    """`hydra.sweeper`: `params` is the grid of an experiment, to which the command line adds and of which it replaces."""
+    """`hydra.sweeper`: `params` is the grid of an experiment, to which the command line adds and of which it replaces.
+
+    `grids` are parts of a sweep that is no product: each, under any name, adds to `params` and replaces of them.
+    """
 
     _target_: str = "hydra_plugins.normflax.sweeper.GridSweeper"
     max_batch_size: int | None = None
     params: dict[str, str] | None = field(default_factory=dict)
+    grids: dict[str, dict[str, str]] | None = field(default_factory=dict)
 
 
 ConfigStore.instance().store(group="hydra/sweeper", name="normflax", node=GridSweeperConf, provider="normflax")
 
 
 class GridSweeper(BasicSweeper):
-    """The product of all swept values, in one batch."""
+    """The product of all swept values of each grid, in one batch."""
+
+    def __init__(self, max_batch_size: int | None, params: Any = None, grids: Any = None):
+        super().__init__(max_batch_size, params)
+        self.grids = grids or {"": {}}
 
     def sweep(self, arguments: list[str]) -> Any:
         """Check every job, write the grid down, launch, and report.
@@ -38,14 +46,19 @@ class GridSweeper(BasicSweeper):
 
         assert self.config is not None and self.launcher is not None and self.hydra_context is not None
         loader = self.hydra_context.config_loader
-        given = [*self._parse_config(), *arguments]
-        check_words(given)
-        jobs = self.split_arguments(OverridesParser.create(config_loader=loader).parse_overrides(given), None)[0]
+        given = {
+            name: [*self._parse_config(), *(f"{k}={v}" for k, v in grid.items()), *arguments] for name, grid in self.grids.items()
+        }
+        parser, jobs = OverridesParser.create(config_loader=loader), []
+        for words in given.values():
+            check_words(words)
+            jobs += [job for job in self.split_arguments(parser.parse_overrides(words), None)[0] if job not in jobs]
         configs = [resolve(loader.load_sweep_config(self.config, list(job))) for job in jobs]
         for data in {repr(config.data): config.data for config in configs}.values():
             sources.load(data)  # so that text which is not there is missed now
         where = Path(configs[0].results) / configs[0].name
-        _write_grid(where, given)
+        for words in given.values():
+            _write_grid(where, words)
         print(f"{len(jobs)} runs → {where}", flush=True)
         if configs[0].fail_fast:
             returns: list[JobReturn] = []

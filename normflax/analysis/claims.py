@@ -19,7 +19,10 @@ Measure = Callable[[pd.DataFrame, pd.DataFrame], Measured | None]
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence of a source, the statistic that stands for it and the interval it must lie in."""
+    """One sentence of a source, the statistic that stands for it and the interval it must lie in.
+
+    `remark` says what was found about a claim that failed, or what a reader must know of its statistic.
+    """
 
     id: str
     source: str
@@ -28,6 +31,7 @@ class Claim:
     measure: Measure
     at_least: float | None = None
     at_most: float | None = None
+    remark: str = ""
 
     @property
     def criterion(self) -> str:
@@ -46,7 +50,7 @@ class Claim:
 
 
 def judge(claims: Sequence[Claim], runs: pd.DataFrame, layers: pd.DataFrame) -> pd.DataFrame:
-    """One row a claim: id, claim, statistic, criterion, value, low, high, seeds, verdict, source."""
+    """One row a claim: id, claim, statistic, criterion, value, low, high, seeds, verdict, source, remark."""
     rows = []
     for claim in claims:
         measured = claim.measure(runs, layers)
@@ -63,6 +67,7 @@ def judge(claims: Sequence[Claim], runs: pd.DataFrame, layers: pd.DataFrame) -> 
                 "seeds": known.seeds,
                 "verdict": claim.verdict(measured),
                 "source": claim.source,
+                "remark": claim.remark,
             }
         )
     return pd.DataFrame(rows)

@@ -10,7 +10,7 @@ from normflax.model.attention import SelfAttention
 from normflax.model.dropout import Dropout
 from normflax.model.ffn import FeedForward
 from normflax.model.init import named
-from normflax.model.placements import Placement
+from normflax.model.placements import Placement, Scales
 
 
 def settled(x: Stream) -> Stream:
@@ -22,7 +22,7 @@ def settled(x: Stream) -> Stream:
 
 
 class Sublayer(nnx.Module):
-    """One branch F in its placement: u = pre(x), y = out(F(u)), x' = post(a·skip + b·y).
+    """One branch F in its placement: u = pre(x), y = out(F(c·u)), x' = post(a·skip + b·y).
 
     The state it carries is the stream x [B, T, D]. A placement with more than one stream overrides `read` (state -> what the
     branch sees) and `write` (state, what the branch saw and gave -> next state).
@@ -30,7 +30,7 @@ class Sublayer(nnx.Module):
 
     def __init__(self, branch: nnx.Module, placement: Placement, make_norm):
         self.branch = branch
-        self.skip_from = placement.skip_from
+        self.skip_from, self.scales_input = placement.skip_from, placement.input != 1
         self.pre, self.out, self.post = (make_norm(site) for site in (placement.pre, placement.out, placement.post))
 
     def read(self, x: Stream) -> Stream:
@@ -45,16 +45,14 @@ class Sublayer(nnx.Module):
         z = settled(skip + written)
         return settled(self.post(z).astype(x.dtype)), {"skip": skip, "written": written, "z": z}
 
-    def __call__(
-        self, x: Stream, entry: Stream, a: Scalar, b: Scalar, dropout: Dropout | None = None
-    ) -> tuple[Stream, dict[str, Array]]:
-        """x and the block's input [B, T, D], this sublayer's coefficients a, b [] -> x' and the wires: what each norm reads
-        (`pre`, `out`, `post`), what the branch reads (`u`) and what is added (`skip`, `written`). What nobody uses is pruned by
-        jit."""
+    def __call__(self, x: Stream, entry: Stream, scales: Scales, dropout: Dropout | None = None) -> tuple[Stream, dict[str, Array]]:
+        """x and the block's input [B, T, D], this sublayer's scales [] -> x' and the wires: what each norm reads (`pre`, `out`,
+        `post`), what the branch reads (`u`) and what is added (`skip`, `written`). What nobody uses is pruned by jit."""
         u = self.read(x)
-        y = settled(self.branch(u, dropout))
-        state, wires = self.write(x, u, y, entry, a, b)
-        return state, {"pre": x, "u": u, "out": y, "post": wires["z"], "skip": wires["skip"], "written": wires["written"]}
+        read = (scales.input * u.astype(jnp.float32)).astype(u.dtype) if self.scales_input else u
+        y = settled(self.branch(read, dropout))
+        state, wires = self.write(x, u, y, entry, scales.skip, scales.branch)
+        return state, {"pre": x, "u": read, "out": y, "post": wires["z"], "skip": wires["skip"], "written": wires["written"]}
 
 
 class Block(nnx.Module):

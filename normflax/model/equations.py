@@ -19,15 +19,18 @@ def equation(entry: Placement) -> str:
     """One sublayer with branch F and norm N: `x' = N(a·x + F(x))`. x_l is the block's input."""
     u = norm(entry.pre, "x")
     skip = {"x": "x", "u": u, "block": "x_l"}[entry.skip_from]
-    y = norm(entry.out, f"F({u})")
+    y = norm(entry.out, f"F({scale(entry.input, 'c')}{u})")
     total = f"{scale(entry.skip, 'a')}{skip} + {scale(entry.branch, 'b')}{y}"
     return f"x' = {norm(entry.post, total)}"
 
 
 def diagram(entry: Placement) -> str:
     """The sublayer's wires: the branch above, the skip below, what meets the sum on the right."""
-    factor = {"skip": scale(entry.skip, "a").rstrip("·"), "branch": scale(entry.branch, "b").rstrip("·")}
-    steps = ["N"] * bool(entry.pre) + ["F"] + ["N"] * bool(entry.out) + [f"·{factor['branch']}"] * bool(factor["branch"])
+    coefficients = {"skip": (entry.skip, "a"), "branch": (entry.branch, "b"), "input": (entry.input, "c")}
+    factor = {path: scale(*named).rstrip("·") for path, named in coefficients.items()}
+    read = [f"·{factor['input']}"] * bool(factor["input"])
+    written = ["N"] * bool(entry.out) + [f"·{factor['branch']}"] * bool(factor["branch"])
+    steps = ["N"] * bool(entry.pre) + read + ["F"] + written
     split = 1 if entry.skip_from == "u" and entry.pre else 0
     head = " ─ ".join(["x", *steps[:split]])
     top = " ─ ".join(steps[split:])

@@ -1,7 +1,6 @@
-"""Base initialisers: the standard deviation of a weight before its role's gain, and the named keys that draw it."""
+"""Weights at initialisation: drawn from named keys, at a base standard deviation times the gain of their role."""
 
 from collections.abc import Callable
-from typing import Any
 from zlib import crc32
 
 import jax
@@ -10,10 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from normflax.axes import Key, Scalar
-
-
-def _xavier(fan_in: int, fan_out: int, std: Any) -> Any:
-    return (2 / (fan_in + fan_out)) ** 0.5
+from normflax.model.bases import DEVIATIONS
 
 
 def _normal(key: Key, shape: tuple[int, ...]) -> jax.Array:
@@ -29,17 +25,14 @@ def _truncated(key: Key, shape: tuple[int, ...]) -> jax.Array:
     return jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32) / 0.8796256610342398
 
 
-BASES: dict[str, tuple[Callable[[int, int, Any], Any], Callable[[Key, tuple[int, ...]], jax.Array]]] = {
-    "xavier_normal": (_xavier, _normal),
-    "xavier_uniform": (_xavier, _uniform),
-    "lecun": (lambda fan_in, fan_out, std: fan_in**-0.5, _normal),
-    "normal": (lambda fan_in, fan_out, std: std, _normal),
-    "truncated_normal": (lambda fan_in, fan_out, std: std, _truncated),
+DRAWS: dict[str, Callable[[Key, tuple[int, ...]], jax.Array]] = {
+    "xavier_normal": _normal,
+    "xavier_uniform": _uniform,
+    "lecun": _normal,
+    "normal": _normal,
+    "truncated_normal": _truncated,
 }
-"""Name -> standard deviation from (fan in, fan out, model.init_std), and a draw of standard deviation 1.
-
-Glorot and Bengio 2010, equations 12 and 16; LeCun et al. 1998, section 4.6; GPT-2; BERT.
-"""
+"""Name -> a draw of standard deviation 1; `bases.DEVIATIONS` has the standard deviation it is multiplied by."""
 
 
 def named(key: Key, name: str) -> Key:
@@ -54,8 +47,8 @@ def weight(
 
     `fan_out` stands in for the matrix's own where it is part of a wider one, as the keys and values of grouped heads are.
     """
-    deviation, draw = BASES[base]
-    return gain * (deviation(shape[0], fan_out or shape[1], std) * draw(named(key, role), shape))
+    deviation = DEVIATIONS[base](shape[0], fan_out or shape[1], std)
+    return gain * (deviation * DRAWS[base](named(key, role), shape))
 
 
 def zeros(role: str, *shape: int) -> nnx.Param:

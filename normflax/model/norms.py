@@ -27,8 +27,14 @@ class _Affine(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(width, jnp.float32), role="bias") if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = x * self.gain if self.scale is None else x * (self.scale[...] + self.offset).reshape((1,) * (x.ndim - 1) + (-1,))
+        y = self.scaled(x)
         return y if self.bias is None else y + self.bias[...].reshape((1,) * (x.ndim - 1) + (-1,))
+
+    def scaled(self, x: jax.Array) -> jax.Array:
+        """g · x, without the bias."""
+        if self.scale is None:
+            return x * self.gain
+        return x * (self.scale[...] + self.offset).reshape((1,) * (x.ndim - 1) + (-1,))
 
 
 class LayerNorm(nnx.Module):
@@ -57,11 +63,24 @@ class LayerNorm(nnx.Module):
         self.affine = _Affine(width, scale=scale, bias=bias, gain_form=gain_form, gain=gain)
 
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
-        wide = x.astype(jnp.float32)
+        centred = self._centred(x)
+        return self.affine(centred * self._over(centred)).astype(x.dtype)
+
+    def of_part(self, part: Float[Array, "*parts D"], x: Float[Array, "*batch D"]) -> Float[Array, "*parts D"]:
+        """What becomes of one summand of x, or of a stack of them: g · (part - mean(part)) / √(σ² + eps) with x's σ², float32.
+
+        The summands of x add up to the norm of x less its bias.
+        """
+        scale = self._over(self._centred(x))
+        return self.affine.scaled(self._centred(part) * scale.reshape((1,) * (part.ndim - x.ndim) + scale.shape))
+
+    def _centred(self, x: jax.Array) -> jax.Array:
         # Two passes: E[x²] - E[x]² loses every digit of a small spread around a large mean.
-        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
-        return self.affine(centred * jax.lax.rsqrt(variance + self.eps)).astype(x.dtype)
+        wide = x.astype(jnp.float32)
+        return wide - jnp.mean(wide, axis=-1, keepdims=True)
+
+    def _over(self, centred: jax.Array) -> jax.Array:
+        return jax.lax.rsqrt(jnp.mean(jnp.square(centred), axis=-1, keepdims=True) + self.eps)
 
 
 class RMSNorm(nnx.Module):
@@ -91,8 +110,15 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         wide = x.astype(jnp.float32)
-        mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        return self.affine(wide * jax.lax.rsqrt(mean_square + self.eps)).astype(x.dtype)
+        return self.affine(wide * self._over(wide)).astype(x.dtype)
+
+    def of_part(self, part: Float[Array, "*parts D"], x: Float[Array, "*batch D"]) -> Float[Array, "*parts D"]:
+        """What becomes of one summand of x, or of a stack of them: g · part / √(r² + eps) with x's r², float32."""
+        scale = self._over(x.astype(jnp.float32))
+        return self.affine.scaled(part.astype(jnp.float32) * scale.reshape((1,) * (part.ndim - x.ndim) + scale.shape))
+
+    def _over(self, wide: jax.Array) -> jax.Array:
+        return jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
 
 
 class Identity(nnx.Module):
@@ -100,6 +126,10 @@ class Identity(nnx.Module):
 
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         return x
+
+    def of_part(self, part: Float[Array, "*parts D"], x: Float[Array, "*batch D"]) -> Float[Array, "*parts D"]:
+        """The part itself."""
+        return part
 
 
 NORMS = {"layer": LayerNorm, "rms": RMSNorm, "none": Identity}

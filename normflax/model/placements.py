@@ -2,11 +2,11 @@
 
 A placement is data. One sublayer, with branch F, is
 
-    u = pre(x)    y = out(F(u))    x' = post(a·skip + b·y)    skip ∈ {x, u, the block's input}
+    u = pre(x)    y = out(F(c·u))    x' = post(a·skip + b·y)    skip ∈ {x, u, the block's input}
 
 where a site that is None is the identity. `embed` normalises the embedding's output, `final` the stream before the head, `q` and
 `k` the queries and keys of every head before they meet.
-Coefficients are numbers or functions of (kind of branch, block counted from 1, depths); gains multiply the standard
+Coefficients a, b and c are numbers or functions of (kind of branch, block counted from 1, depths); gains multiply the standard
 deviation that the base initialiser gives a role. Everything else, the forward pass, the initialisation, the equation and the
 diagram in the documentation, is derived from the entry. This file imports no array library, so that help, documentation
 and theory can read it.
@@ -14,8 +14,8 @@ and theory can read it.
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 from normflax.nearest import unknown
 
@@ -76,7 +76,7 @@ EVERY_SITE = (*SITES, "embed", "final", "q", "k")
 
 @dataclass(frozen=True)
 class Placement:
-    """One entry of the table: x' = post(skip·r + branch·out(F(pre(x)))) with r taken from `skip_from`.
+    """One entry of the table: x' = post(skip·r + branch·out(F(input·pre(x)))) with r taken from `skip_from`.
 
     `gain` maps roles (q, k, v, out, up, gate, down) to coefficients; an entry that declares gains declares one for every role
     it is used with, so that a new role can't be forgotten in silence. `base` is the initialiser the source assumes.
@@ -94,6 +94,7 @@ class Placement:
     skip_from: Literal["x", "u", "block"] = "x"
     skip: Coefficient = 1.0
     branch: Coefficient = 1.0
+    input: Coefficient = 1.0
     gain: Mapping[str, Coefficient] | None = None
     base: str | None = None
     label: str = ""
@@ -136,6 +137,16 @@ def deepnorm_beta(kind: str, block: int, depths: Depths) -> float:
     return (8 * depths.blocks) ** -0.25
 
 
+def inverse_root_of_block(kind: str, block: int, depths: Depths) -> float:
+    """1/√l of block l, from 1. Sun et al. 2025, arXiv:2502.05795, equation 9."""
+    return block**-0.5
+
+
+def inverse_root_of_sublayers(kind: str, block: int, depths: Depths) -> float:
+    """1/√S of a stack of S sublayers. GPT-2: Radford et al. 2019, section 2.3."""
+    return depths.sublayers**-0.5
+
+
 WRITERS: tuple[str, ...] = ("v", "out", "up", "down")
 """The roles a DeepNorm-like gain applies to: those between a branch's input and the stream, gate excepted."""
 
@@ -158,6 +169,20 @@ PLACEMENTS: dict[str, Placement] = {
         base="xavier_normal",
         label="DeepNorm",
         source="Wang et al. 2022 (DeepNet), arXiv:2203.00555, section 3",
+    ),
+    "lns": Placement(
+        pre=N,
+        final=N,
+        input=inverse_root_of_block,
+        label="LayerNorm-Scaling",
+        source="Sun et al. 2025 (Curse of Depth), arXiv:2502.05795, section 4",
+    ),
+    "scaled_init": Placement(
+        pre=N,
+        final=N,
+        gain={**dict.fromkeys(("q", "k", "v", "up", "gate"), 1.0), **dict.fromkeys(RESIDUAL, inverse_root_of_sublayers)},
+        label="Pre-LN, scaled init",
+        source="Radford et al. 2019 (GPT-2), section 2.3",
     ),
 }
 
@@ -190,13 +215,24 @@ def value(coefficient: Coefficient, kind: str, block: int, depths: Depths) -> fl
     return float(coefficient(kind, block, depths) if callable(coefficient) else coefficient)
 
 
-def path_scales(entry: Placement, depths: Depths) -> tuple[list[list[float]], list[list[float]]]:
-    """Skip scales a and branch scales b of every sublayer, as [L][kinds]."""
+class Scales(NamedTuple):
+    """What multiplies the paths: skip scales a, branch scales b, and scales c of what the branches read.
+
+    Of a stack they are [L, kinds], of a block [kinds], of a sublayer one number each.
+    """
+
+    skip: Any
+    branch: Any
+    input: Any
+
+
+def path_scales(entry: Placement, depths: Depths) -> Scales:
+    """The scales of every sublayer, as lists [L][kinds]."""
 
     def table(coefficient: Coefficient) -> list[list[float]]:
         return [[value(coefficient, kind, block, depths) for kind in KINDS] for block in range(1, depths.blocks + 1)]
 
-    return table(entry.skip), table(entry.branch)
+    return Scales(table(entry.skip), table(entry.branch), table(entry.input))
 
 
 def role_gains(entry: Placement, depths: Depths, roles: Mapping[str, tuple[str, ...]]) -> dict[str, list[float]]:
@@ -212,6 +248,22 @@ def role_gains(entry: Placement, depths: Depths, roles: Mapping[str, tuple[str, 
             coefficient = 1.0 if entry.gain is None else entry.gain[role]
             gains[role] = [value(coefficient, kind, block, depths) for block in range(1, depths.blocks + 1)]
     return gains
+
+
+def fitted(entry: Placement, kind: str, *, embed_norm: bool, qk_norm: bool) -> Placement:
+    """The entry with the norms that a model adds to it, and without those that are none under `norm.kind` = `kind`.
+
+    A site whose norm is none is no site: nothing is counted or read there.
+    """
+    if embed_norm:
+        entry = replace(entry, embed=entry.embed or N)
+    if qk_norm:
+        entry = replace(entry, q=entry.q or N, k=entry.k or N)
+
+    def real(site: Norm | None) -> Norm | None:
+        return site if site and (site.kind or kind) != "none" else None
+
+    return replace(entry, **{site: real(getattr(entry, site)) for site in EVERY_SITE})
 
 
 def norm_count(entry: Placement, depths: Depths) -> int:

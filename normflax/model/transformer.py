@@ -11,16 +11,15 @@ from normflax.axes import Key, Logits, Scalar, Stream, Tokens
 from normflax.model import init, norms, stack
 from normflax.model.block import Block, settled
 from normflax.model.dropout import Dropout, dropped
-from normflax.model.placements import Norm, Placement
+from normflax.model.placements import Norm, Placement, Scales
 from normflax.probes.observer import Observer
 
 
 class PathScales(NamedTuple):
-    """What multiplies the paths of a model: the token embeddings [], the skips [L, kinds] and the branches [L, kinds]."""
+    """What multiplies the paths of a model: the token embeddings [] and the stack's paths [L, kinds]."""
 
     embed: Scalar
-    skip: stack.Scales
-    branch: stack.Scales
+    stack: Scales
 
 
 class Transformer(nnx.Module):
@@ -90,11 +89,11 @@ class Transformer(nnx.Module):
         x = x if dropout is None else settled(dropped(x, dropout, "embed"))
         shared = {"sites": self.sites, "remat": self.remat, "dropout": dropout and dropout.at("blocks")}
         if observer is None or slots is None:
-            x, _ = stack.run(self.blocks, x, scales.skip, scales.branch, **shared)
+            x, _ = stack.run(self.blocks, x, scales.stack, **shared)
             return settled(self.logits(self.readout(x))), {}
         x, first = observer.state(x, slots[0])
-        inner = slots[1:].reshape(scales.skip.shape)
-        x, seen = stack.run(self.blocks, x, scales.skip, scales.branch, observer=observer, slots=inner, **shared)
+        inner = slots[1:].reshape(scales.stack.skip.shape)
+        x, seen = stack.run(self.blocks, x, scales.stack, observer=observer, slots=inner, **shared)
         seen |= {field: jnp.concatenate([first[field][None], seen[field]]) for field in first}
         if "norm_input" in seen:
             seen["norm_input"] |= {"embed": observer.norm(embedded)} if self.has_embed else {}
@@ -124,7 +123,7 @@ class Transformer(nnx.Module):
     def entries(self, tokens: Tokens, scales: PathScales) -> tuple[Float[Array, "states B T D"], Stream]:
         """What every block is given and, last, the stream before the final norm [L + 1, B, T, D]; and what the head reads."""
         x = self.embed_norm(self.embed(tokens, scales.embed))
-        x, inputs = stack.entries(self.blocks, x, scales.skip, scales.branch)
+        x, inputs = stack.entries(self.blocks, x, scales.stack)
         return jnp.concatenate([inputs, x[None]]), self.readout(x)
 
 

@@ -19,6 +19,17 @@ def model_update(now: Stream, start: Stream) -> Scalar:
     return jnp.mean(jnp.linalg.norm(moved, axis=-1)) / jnp.sqrt(jnp.float32(now.shape[-1]))
 
 
+def sizes(now: Float[Array, "L B T D"], start: Float[Array, "L B T D"]) -> dict[str, Float[Array, "L"]]:
+    """M29 of what every block leaves in the stream: mean |x_l| and mean |x_l(t) - x_l(0)|.
+
+    Yang et al. 2022, arXiv:2203.03466, appendix D.1, over depth: Dey et al. 2025 (CompleteP), arXiv:2505.01618, figure 7.
+    """
+    return {
+        "mean_abs": jnp.mean(jnp.abs(now.astype(jnp.float32)), axis=(1, 2, 3)),
+        "mean_abs_change": jnp.mean(jnp.abs((now - start).astype(jnp.float32)), axis=(1, 2, 3)),
+    }
+
+
 def angles(inputs: Float[Array, "states B T D"]) -> Float[Array, "states states"]:
     """M20: (1/π) arccos cos(x_l, x_m) of every two block inputs [L + 1], mean over batch and tokens.
 

@@ -3,15 +3,12 @@
 The clock is the same for all: step t reads the parameters after t updates, on the batch of update t, before that update.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
-
-from normflax.model.placements import KINDS
-
-Axis = Literal["state", "sublayer", "norm", "matrix", "block", "attention", "model", "pair"]
+Axis = Literal["state", "sublayer", "norm", "matrix", "block", "attention", "model", "pair", "part"]
+When = Literal["step", "update", "beside", "initial"]
 
 
 @dataclass(frozen=True)
@@ -20,8 +17,11 @@ class Field:
 
     `axis` says what it has a value for: state, the stream's S + 1 states · sublayer, its S sublayers · norm, every norm layer of
     the stream · matrix, every block and role · block, every block · attention, the attention of every block · model, one value ·
-    pair, every two of the L + 1 block inputs. `parts` says how the values of a batch's parts make that of the batch. `cost` is
-    what reading it alone adds to a step that reads it (`normflax bench --fields`, 24 blocks of width 64, 2 cores).
+    pair, every two of the L + 1 block inputs · part, every sublayer and each part of the state after it.
+    `when` says where it is read: step, on a step's batch · update, on the update made of it · beside, on held-out windows at the
+    probed steps · initial, on a model that has made no update (train.steps=0).
+    `parts` says how the values of a batch's parts make that of the batch. `cost` is what reading it alone adds to a step that
+    reads it (`normflax bench --fields`, 24 blocks of width 64, 2 cores).
     Fields with `core` are recorded unless others are asked for.
     """
 
@@ -33,7 +33,10 @@ class Field:
     parts: Literal["mean", "max", "rms"] = "mean"
     cost: str = "in the noise"
     core: bool = True
+    when: When = "step"
 
+
+UNTIMED = "not measured"
 
 FIELDS: dict[str, Field] = {
     "second_moment": Field(
@@ -100,8 +103,9 @@ FIELDS: dict[str, Field] = {
         "matrix",
         "1",
         "length of this step's update of a matrix (rate and decay included) over the length of the matrix before it",
+        when="update",
     ),
-    "update_rms": Field("M26", "rms(ΔW)", "matrix", "weight", "root mean square of this step's update of a matrix"),
+    "update_rms": Field("M26", "rms(ΔW)", "matrix", "weight", "root mean square of this step's update of a matrix", when="update"),
     "log_z": Field("M25", "⟨ln Z⟩", "model", "nats", "mean over batch and tokens of ln Z = logsumexp of the logits"),
     "log_z_rms": Field("M25", "rms(ln Z)", "model", "nats", "root mean square of ln Z over batch and tokens", parts="rms"),
     "mean_logit": Field("M25", "⟨logit⟩", "model", "nats", "mean over batch, tokens and vocabulary of the logits"),
@@ -134,6 +138,37 @@ FIELDS: dict[str, Field] = {
         parts="max",
         core=False,
     ),
+    "token_cosine": Field(
+        "M18",
+        "ρ_s",
+        "state",
+        "1",
+        "mean over batch and pairs of different tokens of one sequence of the cosine between their x_s",
+        cost=UNTIMED,
+        core=False,
+    ),
+    "rank_one_residual": Field(
+        "M19",
+        "‖X - 1x̄ᵀ‖/‖X‖",
+        "state",
+        "1",
+        "of each sequence's x_s as a matrix X [T, D]: what is left without the mean over tokens, as a share of its Frobenius norm; "
+        "mean over batch",
+        cost=UNTIMED,
+        core=False,
+    ),
+    "stable_rank": Field(
+        "M19", "‖X‖_F²/σ₁²", "state", "1", "of the same matrix, with σ₁ its largest singular value", cost=UNTIMED, core=False
+    ),
+    "effective_rank": Field(
+        "M19",
+        "exp(-Σ p ln p)",
+        "state",
+        "1",
+        "of the same matrix, with p its singular values over their sum",
+        cost=UNTIMED,
+        core=False,
+    ),
     "model_update": Field(
         "M10",
         "‖F_t - F_0‖/√D",
@@ -143,6 +178,7 @@ FIELDS: dict[str, Field] = {
         "the final norm where there is one, over √D; without dropout",
         cost="12 %",
         core=False,
+        when="beside",
     ),
     "angle": Field(
         "M20",
@@ -154,76 +190,85 @@ FIELDS: dict[str, Field] = {
         "stream before the final norm",
         cost="13 %",
         core=False,
+        when="beside",
+    ),
+    "mean_abs": Field(
+        "M29",
+        "⟨|x_l|⟩",
+        "block",
+        "stream",
+        "on the same windows: mean over batch, tokens and width of the absolute value of what block l leaves in the stream",
+        cost=UNTIMED,
+        core=False,
+        when="beside",
+    ),
+    "mean_abs_change": Field(
+        "M29",
+        "⟨|x_l(t) - x_l(0)|⟩",
+        "block",
+        "stream",
+        "on the same windows: the same of its change since step 0",
+        cost=UNTIMED,
+        core=False,
+        when="beside",
+    ),
+    "grad_expected": Field(
+        "M06c",
+        "‖⟨g_W⟩‖_F",
+        "matrix",
+        "nats/weight",
+        "Euclidean length of the mean of a matrix's gradients over the first 32 batches",
+        core=False,
+        when="initial",
+    ),
+    "amplification": Field(
+        "M11",
+        "Σ|Δx̂_s|²",
+        "sublayer",
+        "1",
+        "sum over batch, tokens and width of the squared change of x_s/std(x_s) when every entry of every branch matrix moves by "
+        "±1e-4, with signs drawn at random; to first order",
+        core=False,
+        when="initial",
+    ),
+    "amplification_gradient": Field(
+        "M11",
+        "Σ|Δx̂_s|²",
+        "sublayer",
+        "1",
+        "the same for a move of 1e-6 against the sign of each entry's gradient",
+        core=False,
+        when="initial",
+    ),
+    "dependency": Field(
+        "M12",
+        "β_sj",
+        "part",
+        "1",
+        "standard deviation over the width of the part of x_s that sublayer j wrote, over that of x_s; mean over batch and tokens; "
+        "rows carry j as `site`, 0 for the embedding",
+        core=False,
+        when="initial",
     ),
 }
-
-BESIDE = ("model_update", "angle")
-"""Fields that are read on held-out windows by a program of their own, and not on a step's batch."""
-
-ROLE_BRANCH = {
-    "q": "attention",
-    "k": "attention",
-    "v": "attention",
-    "out": "attention",
-    "up": "ffn",
-    "gate": "ffn",
-    "down": "ffn",
-}
-
-COLUMNS = ("block", "sublayer", "branch", "site", "field", "value")
 
 
 def on_batch(names: Iterable[str]) -> tuple[str, ...]:
     """The fields that `names` chooses and that are read on a step's own batch."""
-    return tuple(name for name in chosen(names) if name not in BESIDE)
+    return tuple(name for name in chosen(names) if FIELDS[name].when in ("step", "update"))
+
+
+def besides(names: Iterable[str]) -> tuple[str, ...]:
+    """The fields that `names` chooses and that are read on held-out windows, by a program of their own."""
+    return tuple(name for name in chosen(names) if FIELDS[name].when == "beside")
+
+
+def at_start(names: Iterable[str]) -> tuple[str, ...]:
+    """The fields that `names` chooses and that a model without an update has; angles are then read on the batch itself."""
+    return tuple(name for name in chosen(names) if FIELDS[name].when in ("step", "initial") or name == "angle")
 
 
 def chosen(names: Iterable[str]) -> tuple[str, ...]:
     """The fields that `probe.fields` or `probe.every_step` names, in the table's order; `all` is every one, `core` the core."""
     names = set(names)
     return tuple(name for name, field in FIELDS.items() if name in names or "all" in names or ("core" in names and field.core))
-
-
-def tidy(measured: Mapping[str, Any]) -> dict[str, list]:
-    """What a probed step returned, as columns of tidy rows (see COLUMNS).
-
-    `measured` maps fields to [S + 1] (state), [S] (sublayer), [L] (block, attention), [] (model), [L + 1, L + 1] (pair) or dicts of
-    them: by site for norms ([S], or a number for `embed` and `final`), by role for matrices ([L]). Blocks count from 1; the
-    embedding is block 0, sublayer 0.
-    """
-    columns: dict[str, list] = {name: [] for name in COLUMNS}
-
-    def add(field, value, block, sublayer, branch, site):
-        for name, cell in zip(COLUMNS, (block, sublayer, branch, site, field, float(value)), strict=True):
-            columns[name].append(cell)
-
-    def along_sublayers(field, values, first, site=None):
-        for sublayer, value in enumerate(np.asarray(values), start=first):
-            block, branch = (0, "embed") if sublayer == 0 else ((sublayer + 1) // 2, KINDS[(sublayer - 1) % 2])
-            add(field, value, block, sublayer, branch, site)
-
-    for name, found in measured.items():
-        axis = FIELDS[name].axis
-        if axis in ("state", "sublayer"):
-            along_sublayers(name, found, 0 if axis == "state" else 1)
-        elif axis in ("block", "attention"):
-            for block, value in enumerate(np.asarray(found), start=1):
-                add(name, value, block, None, "attention" if axis == "attention" else None, None)
-        elif axis == "model":
-            add(name, found, None, None, None, None)
-        elif axis == "pair":
-            for lower, upper in zip(*np.triu_indices(len(found), 1), strict=True):
-                add(name, found[lower, upper], int(lower), None, None, f"+{upper - lower}")
-        elif axis == "matrix":
-            for role, values in found.items():
-                for block, value in enumerate(np.asarray(values), start=1):
-                    add(name, value, block, None, ROLE_BRANCH[role], role)
-        else:
-            for site, values in found.items():
-                if site == "embed":
-                    add(name, values, 0, 0, "embed", site)
-                elif site == "final":
-                    add(name, values, None, None, "final", site)
-                else:
-                    along_sublayers(name, values, 1, site)
-    return columns

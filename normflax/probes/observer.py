@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from jaxtyping import Array
 
 from normflax.axes import Logits, Scalar, Stream
-from normflax.probes import attention, forward
+from normflax.probes import attention, forward, tokens
 from normflax.probes.backward import watch
 
 
@@ -19,7 +19,8 @@ class Observer:
     def state(self, x: Stream, slot: Scalar) -> tuple[Stream, dict[str, Scalar]]:
         """The same x, to be used from here on, and its statistics; its gradient's square arrives in `slot`'s gradient."""
         x = watch(x, slot)
-        return x, self._chosen(forward.of_state(x))
+        alike = tokens.statistics(x) if self.fields & set(tokens.FIELDS) else {}
+        return x, self._chosen(forward.of_state(x) | alike)
 
     def norm(self, x: Stream) -> Scalar:
         """What a norm reads."""

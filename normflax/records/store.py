@@ -30,12 +30,14 @@ LAYERS = pa.schema(
     [
         ("run", pa.string()),
         ("step", pa.int32()),
+        ("seed", pa.int32()),  # of the run, or of one of the models it measured
         ("block", pa.int32()),  # from 1; 0 is the embedding, null the final norm
         ("sublayer", pa.int32()),  # 0..S; null where a row belongs to a block
         ("branch", pa.string()),  # embed, attention, ffn, final
         ("site", pa.string()),  # pre, out, post, embed, final, or a role; null where neither applies
         ("field", pa.string()),  # a name of probes/fields.py
         ("value", pa.float32()),  # NaN and infinities are values; null means not logged
+        ("theory", pa.float32()),  # what theory expects of a model at initialisation; null where it says nothing
     ]
 )
 COLUMNS = ("block", "sublayer", "branch", "site", "field", "value")
@@ -115,20 +117,22 @@ class RunFolder:
             _drop_torn_line(file)
             file.write(text.encode())
 
-    def layers(self, step: int, columns: Mapping[str, Any]) -> None:
-        """Keep the rows of one step until `flush`: columns block, sublayer, branch, site, field, value, equally long.
+    def layers(self, step: int, seed: int, columns: Mapping[str, Any]) -> None:
+        """Keep the rows of one step and seed until `flush`: columns block, sublayer, branch, site, field, value and, where there
+        is one, theory, equally long.
 
         A column is a sequence or an array of one axis. None, or a masked entry, is null; in `value` it means not
         logged, which is not NaN. Raises ValueError for other columns or unequal lengths.
         """
-        if set(columns) != set(COLUMNS):
+        if set(columns) - {"theory"} != set(COLUMNS):
             raise ValueError(f"layer columns are {', '.join(COLUMNS)}, not {', '.join(columns)}")
-        lengths = {name: len(columns[name]) for name in COLUMNS}
+        lengths = {name: len(columns[name]) for name in columns}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"layer columns differ in length: {lengths}")
         n = lengths["value"]
-        arrays = [pa.array([self.id] * n, pa.string()), pa.array([step] * n, pa.int32())]
-        arrays += [_array(columns[name], LAYERS.field(name).type) for name in COLUMNS]
+        columns = {"theory": [None] * n, **columns}
+        arrays = [pa.array([self.id] * n, pa.string()), *(pa.array([x] * n, pa.int32()) for x in (step, seed))]
+        arrays += [_array(columns[name], LAYERS.field(name).type) for name in (*COLUMNS, "theory")]
         self._pending.append(pa.Table.from_arrays(arrays, schema=LAYERS))
 
     def flush(self) -> None:

@@ -2,7 +2,8 @@
 
     runs     one row a run: its config flattened with dots, how it ended, losses, levels, the verdict beside the others
     steps    one row a step of a run: what scalars.jsonl holds
-    layers   one row a value: what the layer parts hold; what was not logged has no row, so a NaN was computed
+    layers   one row a value, and beside it what theory expects where it expects something; what was not logged has no row, so
+             a NaN was computed
 
 Reading never writes into a run and never raises for what a kill leaves behind. A line torn by a kill is dropped;
 anything else that can't be read is left out, named in `table.attrs["problems"]` and logged.
@@ -115,6 +116,8 @@ def _runs(folders: list[Path], problems: list[str]) -> pd.DataFrame:
     for folder in folders:
         config = _flat(_parsed(folder / "config.yaml", _config, {}, problems))
         status = _flat(_parsed(folder / "status.json", _status, {}, problems))
+        if "initial.loss" in status:  # a run of no updates: the mean loss of its models
+            status["heldout.initial"] = status["initial.loss"]
         own = {column: status.get(key) for column, (key, _) in STATUS.items()}
         records.append({"run": folder.name, "folder": str(folder)} | config | own)
         keys |= dict.fromkeys(config)

@@ -15,7 +15,7 @@ def placements() -> str:
         "",
         "Written by `make docs` from `normflax/model/placements.py`. One sublayer with branch F (attention or FFN) and norm N:",
         "",
-        "    u = pre(x)    y = out(F(u))    x' = post(a·skip + b·y)",
+        "    u = pre(x)    y = out(F(c·u))    x' = post(a·skip + b·y)",
         "",
         "| placement | name | equation | norms before the head | norms in 3 blocks | base init | source |",
         "|---|---|---|---|---|---|---|",
@@ -51,12 +51,13 @@ def placements() -> str:
 
 
 def depth_constants(name: str) -> list[str]:
-    """A table of the entry's numbers that depend on depth, empty where none do; as they are in the first block."""
+    """A table of the entry's numbers that depend on depth, empty where none do: of the first block, and of the last where it
+    has another."""
     entry = PLACEMENTS[name]
     gains: dict[Coefficient, list[str]] = {}
     for role, gain in (entry.gain or {}).items():
         gains.setdefault(gain, []).append(role)
-    moving = {"skip scale a": entry.skip, "branch scale b": entry.branch}
+    moving = {"skip scale a": entry.skip, "branch scale b": entry.branch, "input scale c": entry.input}
     moving |= {f"initial gain of {', '.join(roles)}": gain for gain, roles in gains.items()}
     moving = {what: coefficient for what, coefficient in moving.items() if callable(coefficient)}
     if not moving:
@@ -66,9 +67,14 @@ def depth_constants(name: str) -> list[str]:
         "|---" * (len(SHOWN_DEPTHS) + 1) + "|",
     ]
     for what, coefficient in moving.items():
-        first = [value(coefficient, KINDS[0], 1, Depths(decoder=depth)) for depth in SHOWN_DEPTHS]
-        lines.append(f"| {what} | {' | '.join(f'{number:.6f}' for number in first)} |")
+        lines.append(f"| {what} | {' | '.join(ends(coefficient, depth) for depth in SHOWN_DEPTHS)} |")
     return lines
+
+
+def ends(coefficient: Coefficient, depth: int) -> str:
+    """A coefficient in the first block of a decoder, and in the last where it is another number."""
+    first, last = (f"{value(coefficient, KINDS[0], block, Depths(decoder=depth)):.6f}" for block in (1, depth))
+    return first if first == last else f"{first} … {last}"
 
 
 AXES = {
@@ -80,6 +86,7 @@ AXES = {
     "attention": "the attention of every block",
     "model": "the model",
     "pair": "every two of the L + 1 block inputs",
+    "part": "every sublayer and each part of the state after it",
 }
 
 

@@ -14,8 +14,8 @@ ELSEWHERE = frozenset({"name", "results", "on_exists", "fail_fast", "data.path"}
 
 TRACED = frozenset(
     {
-        *("seed", "coef.alpha", "coef.beta", "coef.gain", "model.init_std", "model.embed_std", "model.embed_scale"),
-        *("model.position_std", "model.residual_scaling", "train.label_smoothing", "train.z_loss"),
+        *("seed", "coef.alpha", "coef.beta", "coef.gain", "coef.qk_gain", "train.label_smoothing", "train.z_loss"),
+        *("model.init_std", "model.embed_std", "model.embed_scale", "model.position_std", "model.residual_scaling"),
         *("optim.rate", "optim.decay", "optim.beta1", "optim.beta2", "optim.eps", "optim.momentum", "optim.clip"),
         *("optim.memory", "optim.update_clip"),
         *("schedule.warmup_steps", "schedule.final", "schedule.decay_share", "schedule.start", "train.steps", "probe.grid"),
@@ -59,10 +59,8 @@ def run_id(config: Config) -> str:
 
 def slug(config: Config) -> str:
     """Placement, depth, width, rate, warm-up and seed, in at most 60 characters that every file system takes."""
-    text = (
-        f"{config.placement}-{config.model.depth}x{config.model.width}"
-        f"-rate{config.optim.rate:g}-warm{config.schedule.warmup_steps}-seed{config.seed}"
-    )
+    how = f"rate{config.optim.rate:g}-warm{config.schedule.warmup_steps}" if config.train.steps else "initial"
+    text = f"{config.placement}-{config.model.depth}x{config.model.width}-{how}-seed{config.seed}"
     return re.sub(r"[^A-Za-z0-9_.+-]+", "_", text)[-60:].lstrip(".+-")
 
 

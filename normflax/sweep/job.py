@@ -91,9 +91,13 @@ def fresh(config: Config, path: Path) -> dict:
         folder.write_config(to_yaml(config))
         from normflax.train.loop import train
         from normflax.train.progress import line, shown
+        from normflax.train.untrained import read
 
-        with shown(config) as progress:
-            status = train(config, folder, progress)
+        if config.train.steps:
+            with shown(config) as progress:
+                status = train(config, folder, progress)
+        else:
+            status = read(config, folder)
         folder.log(line(config, status))
         print(f"{line(config, status)}  {path}", flush=True)
         return status
@@ -110,7 +114,12 @@ def fresh(config: Config, path: Path) -> dict:
 
 
 def effective_loss(status: dict) -> float:
-    """min(final held-out loss, unigram level), and the level itself for a run that was not finite."""
+    """min(final held-out loss, unigram level), and the level itself for a run that was not finite.
+
+    Of a run of no updates it is the mean loss of its models.
+    """
+    if "initial" in status:
+        return status["initial"]["loss"]
     from normflax.records.stability import Verdict
     from normflax.records.stability import effective_loss as effective
 

@@ -16,8 +16,9 @@ from normflax.data import batches, levels
 from normflax.model.equations import equation
 from normflax.model.placements import Depths, norm_count
 from normflax.model.transformer import matrices
-from normflax.probes.fields import BESIDE, chosen, tidy
+from normflax.probes.fields import besides
 from normflax.probes.schedule import probed_steps
+from normflax.probes.tidy import tidy
 from normflax.records import spikes, stability
 from normflax.records.store import RunFolder
 from normflax.train import health, optim
@@ -70,14 +71,14 @@ def train(config: Config, folder: RunFolder, progress: Progress = lambda step, s
     evaluated, began = time.perf_counter(), compiled.seconds
     losses, norms, diverged_at, reason, bad = [], [], None, None, None
     flushed = time.perf_counter()
-    reader = Reader(compiled, hyper, windows, [f for f in chosen(config.probe.fields) if f in BESIDE], config.train.steps - 1)
+    reader = Reader(compiled, hyper, windows, besides(config.probe.fields), config.train.steps - 1)
     for rows, layers, now in updates(config, static, compiled, state, hyper, loaded.arrays, reader):
         state = now
         folder.scalars(rows)
         losses += [row["loss"] for row in rows]
         norms += [row["grad_norm"] for row in rows]
         for step, measured in layers:
-            folder.layers(step, tidy(measured))
+            folder.layers(step, config.seed, tidy(measured))
         if rows[-1]["skipped"]:
             diverged_at = rows[-1]["step"]
             bad = health.first_bad(layers[-1][1]) if layers else None
@@ -143,7 +144,7 @@ def updates(
     t, piece = 0, 8
     while t < steps:
         start = time.perf_counter()
-        besides = reader(state.params, t) if t == probed[0] else {}
+        aside = reader(state.params, t) if t == probed[0] else {}
         if with_probe or t == probed[0]:
             state, scalars, measured = compiled.probe(state, hyper, arrays, jnp.int32(t))
             scalars, measured = jax.device_get((scalars, measured))
@@ -152,7 +153,7 @@ def updates(
                 probed.pop(0)
             elif not rows[0]["skipped"]:
                 measured = {name: measured[name] for name in static.every_step}
-            measured |= besides
+            measured |= aside
             layers = [(t, measured)] if measured else []
         else:
             last = min(t + piece, probed[0], steps)

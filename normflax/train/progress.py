@@ -43,7 +43,12 @@ def shown(config: Config) -> Iterator[Callable[[int, dict], None]]:
 
 def line(config: Config, status: dict) -> str:
     """How a run ended."""
-    heldout, took = status["heldout"], status["timings"]["total"]
+    took = status["timings"]["total"]
+    if "initial" in status:
+        models, loss = status["initial"]["seeds"], status["initial"]["loss"]
+        size = f"{config.placement} {config.model.depth}x{config.model.width}"
+        return f"{size} at initialisation: {models} models, loss {loss:.3f} nats per token, {took:.0f} s"
+    heldout = status["heldout"]
     loss = f"{heldout['final']:.3f}" if math.isfinite(heldout["final"]) else str(heldout["final"])
     verdict = status["verdict"] + (f" at step {status['diverged_at']}" if status["diverged_at"] is not None else "")
     return f"{title(config)}: {verdict}, held-out loss {loss} ± {heldout['final_se']:.3f} nats per token, {took:.0f} s"

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from normflax.axes import Count, Scalar, Stream
 from normflax.data import batches
 from normflax.model.dropout import Dropout
+from normflax.model.placements import Scales
 from normflax.model.transformer import PathScales, matrices
 from normflax.probes import backward, beside, updates
 from normflax.probes.fields import FIELDS, on_batch
@@ -30,7 +31,7 @@ class State(NamedTuple):
 
 def path_scales(hyper) -> PathScales:
     """What multiplies the paths of a run's model."""
-    return PathScales(hyper["embed_scale"], hyper["skip"], hyper["branch"])
+    return PathScales(hyper["embed_scale"], Scales(hyper["skip"], hyper["branch"], hyper["input"]))
 
 
 def gradients(graph, params: nnx.State, hyper, batch: batches.Batch, *, fields=(), parts: int = 1, dropout: Dropout | None = None):
@@ -184,6 +185,11 @@ def evaluate(static, graph, params: nnx.State, hyper, windows: batches.Batch, co
 def represent(static, graph, params: nnx.State, hyper, windows: batches.Batch) -> Stream:
     """What the head reads on the windows that are read beside the steps, without dropout: F of M10."""
     return nnx.merge(graph, params).entries(windows.inputs[: beside.WINDOWS], path_scales(hyper))[1]
+
+
+def outputs(static, graph, params: nnx.State, hyper, windows: batches.Batch) -> Float[Array, "L B T D"]:
+    """What every block leaves in the stream, on the same windows."""
+    return nnx.merge(graph, params).entries(windows.inputs[: beside.WINDOWS], path_scales(hyper))[0][1:]
 
 
 def angles(static, graph, params: nnx.State, hyper, windows: batches.Batch) -> Float[Array, "states states"]:

@@ -1,0 +1,191 @@
+"""What the stream and its gradients look like before the first update as depth grows, and whether theory says the same.
+
+Question: of models that have made no update, how large is the stream after every block, how alike are its tokens, how large is the
+gradient of every block, and how far does a small change of the weights move the output? Nothing is trained, so the answers depend
+on the model, its initialisation and the probes alone: a wrong residual scale, a missing final norm, a per-token or per-batch slip
+each breaks one of the numbers. Theory (normflax/theory) gives a curve for every placement, from its entry in the table.
+
+Expected: under Pre-LN the stream grows about linearly and a block's gradient falls as one over its square root; Post-LN's last
+gradient does not depend on depth and its first does not vanish; DeepNorm is level in everything; weight noise adds up with depth
+under Post-LN, as the logarithm under Pre-LN, and not at all under DeepNorm. Sources: Xiong et al. 2020 (arXiv:2002.04745), Wang
+et al. 2022 (arXiv:2203.00555), Liu et al. 2020 (arXiv:2004.08249), Kedia et al. 2024 (arXiv:2403.09635), Noci et al. 2022
+(arXiv:2206.03126). The page docs/signal.md reads the figures.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from normflax.analysis import initial
+from normflax.analysis.claims import Claim
+from normflax.analysis.initial import DEPTH, amplified, depth_slope, last_ffn, total
+from normflax.analysis.propagation import arm, by_depth, log_slope, rows
+
+PRESETS = {"quick": ("signal",), "thorough": ("signal/thorough",), "full": ("signal/full",)}
+"""The grids of each preset: options of the config group `experiment`."""
+
+# ── Claims ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+PERI = "Kim et al. 2025 (Peri-LN), arXiv:2502.02732"
+XIONG, DEEPNET, ADMIN = "Xiong et al. 2020", "Wang et al. 2022 (DeepNet)", "Liu et al. 2020 (Admin)"
+KEDIA, NOCI = "Kedia et al. 2024 (DeepScaleLM)", "Noci et al. 2022"
+M07 = "slope of ln‖g_l‖ in ln l over the blocks l ≥ max(4, L/16), 64 blocks"
+M08 = "slope of ln‖∂ℓ/∂W_2‖ of the last FFN in ln L, 8 to 256 blocks"
+M09 = "slope of the ln of the branch matrices' gradient norm in ln L, 8 to 128 blocks"
+M11 = "slope of ln M11 of the last state in ln L, 8 to 128 blocks"
+END = "mean cosine between tokens after 24 blocks"
+
+
+def claim(name: str, source: str, sentence: str, statistic: str, measure, at_least=None, at_most=None) -> Claim:
+    """A claim of this experiment; where `statistic` is empty, the measure's own words."""
+    return Claim(f"signal_{name}", source, sentence, statistic or measure.__doc__.rstrip("."), measure, at_least, at_most)
+
+
+CLAIMS = (
+    # The stream
+    claim("pre_theory", XIONG, "Theory gives Pre-LN's second moments", "", initial.pre_theory_error, None, 0.25),
+    claim("pre_growth", XIONG, "Pre-LN's stream grows linearly", "", initial.pre_slope, 0.9, 1.35),
+    claim("sandwich_growth", PERI, "Sandwich-LN's stream gains 1 with every sublayer", "", initial.sandwich_end, 0.85, 1.10),
+    claim("deepnorm_input", DEEPNET, "DeepNorm's norms read tokens of length alpha", "", initial.deepnorm_input, None, 0.05),
+    # Gradients over blocks
+    claim("pre_blocks", KEDIA, "Pre-LN's gradient falls as 1/√l", M07, initial.layer_slope("pre", "causal"), -0.70, -0.35),
+    claim(
+        "sandwich_blocks",
+        KEDIA,
+        "Sandwich-LN's gradient falls as 1/√l",
+        M07,
+        initial.layer_slope("sandwich", "causal"),
+        -0.65,
+        -0.33,
+    ),
+    claim("deepnorm_blocks", DEEPNET, "DeepNorm's gradient is level", M07, initial.layer_slope("deepnorm", "causal"), -0.08, 0.08),
+    claim("deepnorm_ends", DEEPNET, "DeepNorm's gradient is level", "", initial.deepnorm_ends, 0.85, 1.18),
+    claim(
+        "post_floor", "theory", "Post-LN's activation gradient stops falling at 1/√T of its top", "", initial.post_floor, 0.5, 3.0
+    ),
+    claim("post_level", ADMIN, "Post-LN's gradients do not vanish at the bottom", "", initial.post_level, 0.1),
+    # The last FFN over depth
+    claim(
+        "post_last",
+        f"{XIONG}, figure 3c",
+        "Post-LN's last gradient does not depend on depth",
+        M08,
+        depth_slope(last_ffn, "post"),
+        -0.25,
+        0.25,
+    ),
+    claim(
+        "pre_last", f"{XIONG}, figure 3d", "Pre-LN's last gradient falls as 1/√L", M08, depth_slope(last_ffn, "pre"), -0.70, -0.35
+    ),
+    claim("sandwich_last", "theory", "so does Sandwich-LN's", M08, depth_slope(last_ffn, "sandwich"), -0.65, -0.35),
+    claim("deepnorm_last", "theory", "and DeepNorm's", M08, depth_slope(last_ffn, "deepnorm"), -0.60, -0.40),
+    claim("pre_last_ratio", f"{XIONG}, figure 3d", "from 6 to 14 blocks it falls by 0.62", "", initial.square_ratio, 0.50, 0.75),
+    # The whole gradient over depth
+    claim("post_total", DEEPNET, "Post-LN's whole gradient grows as √L", M09, depth_slope(total, "post", 128), 0.40, 0.78),
+    claim("pre_total", "theory", "Pre-LN's grows as √ln L", M09, depth_slope(total, "pre", 128), 0.0, 0.22),
+    claim("sandwich_total", "theory", "so does Sandwich-LN's", M09, depth_slope(total, "sandwich", 128), 0.0, 0.22),
+    claim("deepnorm_total", DEEPNET, "DeepNorm's does not grow", M09, depth_slope(total, "deepnorm", 128), -0.08, 0.08),
+    # Weight noise
+    claim("post_noise", ADMIN, "Post-LN adds up weight noise: O(L)", M11, depth_slope(amplified, "post", 128), 0.75),
+    claim("pre_noise", ADMIN, "Pre-LN takes its logarithm: O(ln L)", M11, depth_slope(amplified, "pre", 128), None, 0.60),
+    claim("sandwich_noise", ADMIN, "so does Sandwich-LN", M11, depth_slope(amplified, "sandwich", 128), None, 0.55),
+    claim("deepnorm_noise", DEEPNET, "DeepNorm does not: O(1)", M11, depth_slope(amplified, "deepnorm", 128), -0.15, 0.15),
+    claim("post_over_pre", ADMIN, "at 100 blocks Post-LN moves several times as far as Pre-LN", "", initial.post_over_pre, 5.0),
+    # Tokens
+    claim("post_alike", NOCI, "Post-LN makes all tokens alike", END, initial.cosine_end("post"), 0.98),
+    claim("pre_alike", NOCI, "Pre-LN makes them alike slowly", END, initial.cosine_end("pre"), 0.65, 0.92),
+    claim("sandwich_alike", NOCI, "so does Sandwich-LN", END, initial.cosine_end("sandwich"), 0.65, 0.92),
+    claim("deepnorm_alike", "theory", "DeepNorm hardly mixes tokens", END, initial.cosine_end("deepnorm"), None, 0.05),
+    claim("post_rate", "theory", "Under Post-LN 1 - ρ halves with every block", "", initial.post_rate, 0.42, 0.60),
+)
+
+
+# ── Figures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def figures(runs: pd.DataFrame, layers: pd.DataFrame) -> dict:
+    """Every figure of the experiment by file name, of those whose models were read."""
+    from normflax.figures.propagation import coordinates, over_blocks, over_depth
+
+    drawn = {}
+    grown = arm(runs, model__init="lecun", model__width=tuple(sorted(set(runs["model.width"]))))
+    q = rows(layers, grown, "second_moment")
+    if len(q):
+        panels = {
+            f"{L} blocks of width {w}": part for (L, w), part in q.groupby(["model.depth", "model.width"]) if L >= 16 and L != 24
+        }
+        drawn["growth"] = over_blocks(panels, grown, "second moment of the stream", log_x=True, rms=False)
+
+    both = {mask: arm(runs, model__depth=DEPTH, model__mask=mask) for mask in ("causal", "bidirectional")}
+    arms = {f"{mask}, softmax": part for mask, part in both.items()}
+    arms["causal, W_Q = W_K = 0"] = arm(runs, model__depth=DEPTH, coef__qk_gain=0)
+    arms["causal, real text"] = arm(runs, model__depth=DEPTH, data__name="stdlib")
+    arms = {name: part for name, part in arms.items() if len(part)}
+    if arms:
+        every = pd.concat(arms.values())
+        for name, field, label in (
+            ("gradient_by_block", "grad_block", "gradient of a block's matrices"),
+            ("activation_gradient", "grad_rms", "activation gradient (rms x valid targets)"),
+        ):
+            panels = {title: rows(layers, part, field) for title, part in arms.items()}
+            drawn[name] = over_blocks(
+                panels, every, label, log_x=True, rms=True, note="q and k have no theory: it leaves them out."
+            )
+
+    plain = arm(runs)
+    plain = plain[plain["model.depth"].map(plain["model.depth"].value_counts()) > 0]
+    ladders = {
+        "last_ffn_gradient": (last_ffn(runs, layers), "gradient of the last W_2", 256, True),
+        "total_gradient": (total(runs, layers), "gradient of all branch matrices", 128, True),
+        "amplification": (amplified(runs, layers), "squared move of the last state under weight noise", 128, False),
+    }
+    for name, (table, label, most, rms) in ladders.items():
+        if table["model.depth"].nunique() > 2:
+            panels = {"causal": table}
+            drawn[name] = over_depth(
+                panels, plain, label, {"causal": slopes(table, most)}, rms=rms, note=f"Fit: 8 to {most} blocks."
+            )
+
+    tokens = {mask: arm(runs, model__init="lecun", model__depth=24, model__mask=mask) for mask in ("causal", "bidirectional")}
+    panels = {mask: rows(layers, part, "token_cosine") for mask, part in tokens.items()}
+    if all(map(len, panels.values())):
+        panels = {mask: part.assign(value=1 - part["value"], theory=1 - part["theory"]) for mask, part in panels.items()}
+        drawn["tokens_apart"] = over_blocks(
+            panels, pd.concat(tokens.values()), "1 - mean cosine between tokens", log_x=False, rms=False
+        )
+
+    trained = runs[runs["train.steps"] > 0]
+    if len(trained):
+        drawn["coordinate_check"] = coordinates(layers, trained)
+    if not drawn:
+        raise ValueError("none of these runs is at initialisation")
+    return drawn
+
+
+def slopes(table: pd.DataFrame, most: float) -> dict[str, tuple[float, float]]:
+    """The slope of every placement in ln L over 8 ≤ L ≤ `most`, and its standard error over seeds."""
+    fitted = {}
+    for placement in sorted(set(table["placement"])):
+        depths, values = by_depth(table, placement)
+        if ((depths >= 8) & (depths <= most)).sum() > 2:
+            each = [log_slope(depths, values[i : i + 1], least=8, most=most) for i in range(len(values))]
+            fitted[placement] = (float(np.mean(each)), float(np.std(each, ddof=1) / np.sqrt(len(each))))
+    return fitted
+
+
+def tables(runs: pd.DataFrame, layers: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The slopes over depth by placement, with their standard errors."""
+    ladders = {"last W_2 gradient": (last_ffn, 256), "whole gradient": (total, 128), "weight noise": (amplified, 128)}
+    fitted = {name: slopes(table(runs, layers), most) for name, (table, most) in ladders.items()}
+    found = sorted({placement for slopes in fitted.values() for placement in slopes})
+    cells = [{name: "{:+.3f} ± {:.3f}".format(*fitted[name][p]) if p in fitted[name] else "" for name in fitted} for p in found]
+    return {"slopes_over_depth": pd.DataFrame(cells).assign(placement=found)[["placement", *fitted]]}
+
+
+if __name__ == "__main__":
+    from normflax.cli import draw
+
+    sys.exit(draw("signal", Path(sys.argv[1])))

@@ -1,0 +1,209 @@
+"""Models at initialisation against theory: over the blocks of a stack, and over depth."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from scipy import stats
+
+from normflax.figures.captions import base_init, listing, text, values
+from normflax.figures.frames import floats, numbers, only
+from normflax.figures.style import Plot, Style, context, display_name, grid, legend, order, styles, title
+
+THEORY: dict[str, Any] = {"color": "black", "linewidth": 0.9, "linestyle": (0, (4, 1.5)), "zorder": 5}
+"""How every theory curve is drawn."""
+
+NAMED = {
+    "model.width": "width {}",
+    "model.heads": "{} heads",
+    "model.ffn": "{} FFN",
+    "model.ffn_ratio": "{} times as wide",
+    "norm.kind": "{} norm",
+    "norm.eps": "norm eps {}",
+    "model.embed_std": "embedding std {}",
+    "model.position_std": "position std {}",
+    "model.mask": "{} mask",
+    "train.batch": "{} sequences",
+    "train.tokens": "of {} tokens",
+    "data.name": "data {}",
+    "probe.seeds": "{} seeds",
+}
+"""What a caption says of models at initialisation, and how."""
+
+
+def over_seeds(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """One row for each combination of `keys`: the geometric `mean`, `low` and `high` of its 95 % interval (Student's t of the
+    logs), the root mean square `rms`, what `theory` expects of that, and the number of `seeds`."""
+    found = rows[[*keys, "theory"]].assign(log=np.log(floats(rows, "value")), square=floats(rows, "value") ** 2)
+    table = found.groupby(keys, as_index=False).agg(
+        log=("log", "mean"), sd=("log", "std"), seeds=("log", "size"), rms=("square", "mean"), theory=("theory", "first")
+    )
+    n = floats(table, "seeds")
+    half = stats.t.ppf(0.975, np.maximum(n - 1, 1)) * floats(table, "sd") / np.sqrt(n)
+    table = table.assign(
+        mean=np.exp(table["log"]), low=np.exp(table["log"] - half), high=np.exp(table["log"] + half), rms=np.sqrt(table["rms"])
+    )
+    return table[[*keys, "mean", "low", "high", "rms", "theory", "seeds"]]
+
+
+def over_blocks(
+    panels: Mapping[str, pd.DataFrame], runs: pd.DataFrame, label: str, *, log_x: bool, rms: bool, note: str = "", first: int = 1
+) -> Plot:
+    """A field against block: a panel each, a line per placement with its interval over seeds, theory dashed; log y.
+
+    With `log_x` the blocks from `first` on are shown. With `rms` the root mean square over seeds, which theory expects, is a
+    cross beside the line. The result carries its `data` and `caption`.
+    """
+    tables = {name: over_seeds(rows, ["placement", "block"]).assign(panel=name) for name, rows in panels.items()}
+    looks = styles(pd.concat(tables.values())["placement"])
+    with context():
+        plot, axes = grid(len(tables), heights=(3.0, 2.5, 2.2))
+        for panel, (name, table) in zip(axes, tables.items(), strict=True):
+            table = only(table, table["block"] >= (first if log_x else 0))
+            for index, placement in enumerate(order(table["placement"])):
+                part = only(table, table["placement"] == placement)
+                every = _marked(floats(part, "block"), log_x, index)
+                _series(panel, floats(part, "block"), part, looks[placement], every, rms)
+            panel.set_yscale("log")
+            if log_x:
+                panel.set_xscale("log")
+            title(panel, name, len(tables))
+            panel.set_xlabel("block" if log_x else "block (0 = embedding)" if table["block"].min() == 0 else "block")
+        plot.supylabel(label)
+        legend(plot, looks, _marks(rms))
+    plot.data = pd.concat(tables.values(), ignore_index=True)
+    plot.caption = _caption(f"{label[0].upper()}{label[1:]} against block, before any update.", runs, rms, note)
+    return plot
+
+
+def over_depth(
+    panels: Mapping[str, pd.DataFrame],
+    runs: pd.DataFrame,
+    label: str,
+    slopes: Mapping[str, Mapping[str, tuple[float, float]]],
+    *,
+    rms: bool,
+    note: str = "",
+    x: str = "depth (blocks)",
+) -> Plot:
+    """A number of every model against `model.depth`, log-log: a panel each, a line per placement, theory dashed.
+
+    `slopes` holds by panel and placement the slope of the fit and its standard error, which are printed in the panel.
+    """
+    tables = {name: over_seeds(rows, ["placement", "model.depth"]).assign(panel=name) for name, rows in panels.items()}
+    looks = styles(pd.concat(tables.values())["placement"])
+    with context():
+        plot, axes = grid(len(tables), heights=(3.2, 2.9, 2.5))
+        for panel, (name, table) in zip(axes, tables.items(), strict=True):
+            for placement in order(table["placement"]):
+                part = only(table, table["placement"] == placement)
+                _series(panel, floats(part, "model.depth"), part, looks[placement], None, rms)
+            panel.set(xscale="log", yscale="log", xlabel=x)
+            depths = numbers(table, "model.depth")
+            panel.set_xticks(depths, [str(depth) for depth in depths], minor=False)
+            panel.set_xticks([], minor=True)
+            title(panel, name, len(tables))
+            found = slopes.get(name, {})
+            lines = [f"{display_name(p)}: {found[p][0]:+.2f} ± {found[p][1]:.2f}" for p in order(found)]
+            panel.text(
+                1.02,
+                0.02,
+                "\n".join(["slope"] * bool(lines) + lines),
+                transform=panel.transAxes,
+                fontsize=7,
+                va="bottom",
+                ha="left",
+            )
+        plot.supylabel(label)
+        legend(plot, looks, _marks(rms))
+    plot.data = pd.concat(tables.values(), ignore_index=True)
+    slope = "Slopes are of the mean log in ln depth, with the standard error over seeds." if slopes else ""
+    plot.caption = _caption(
+        f"{label[0].upper()}{label[1:]} against depth, before any update.", runs, rms, f"{slope} {note}".strip()
+    )
+    return plot
+
+
+def coordinates(layers: pd.DataFrame, runs: pd.DataFrame) -> Plot:
+    """The depth coordinate check (M29): mean |x| of the last block's output, and of its change, against depth after each step.
+
+    A panel per placement; a line is a step, dark the later, and its band the 95 % interval over seeds. Flat lines train alike at
+    every depth.
+    """
+    found = layers[layers["field"].isin(["mean_abs", "mean_abs_change"])].merge(runs[["run", "placement", "model.depth"]], on="run")
+    found = found[(found["block"] == found["model.depth"]) & (found["value"] > 0)]
+    table = over_seeds(found.assign(theory=np.nan), ["placement", "field", "step", "model.depth"])
+    names, steps = order(table["placement"]), numbers(table, "step")
+    shades = dict(zip(steps, ("#BBBBBB", "#88AACC", "#4477AA", "#113366"), strict=False))
+    with context():
+        plot, panels = grid(len(names), heights=(3.0, 2.5, 2.2))
+        for panel, name in zip(panels, names, strict=True):
+            for (field, step), part in only(table, table["placement"] == name).groupby(["field", "step"]):
+                look = {"color": shades.get(step, "black"), "linestyle": "solid" if field == "mean_abs" else "dashed"}
+                x = floats(part, "model.depth")
+                panel.plot(x, floats(part, "mean"), marker="o", markersize=3, **look)
+                panel.fill_between(x, floats(part, "low"), floats(part, "high"), color=look["color"], alpha=0.2, linewidth=0)
+            depths = numbers(table, "model.depth")
+            panel.set(xscale="log", yscale="log", xlabel="depth (blocks)")
+            panel.set_xticks(depths, [str(depth) for depth in depths], minor=False)
+            panel.set_xticks([], minor=True)
+            title(panel, display_name(name), len(names))
+        plot.supylabel("last block's output")
+        marks = [Line2D([], [], color=shades.get(step, "black"), label=f"after {step} updates") for step in steps]
+        kinds = {"size: mean |x(t)|": "solid", "change: mean |x(t) - x(0)|": "dashed"}
+        legend(plot, {}, marks + [Line2D([], [], color="0.3", linestyle=dash, label=label) for label, dash in kinds.items()])
+    plot.data = table
+    how = f"{listing(map(text, values(runs['optim.name'])))} at rate {listing(map(text, values(runs['optim.rate'])))}"
+    plot.caption = (
+        f"Depth coordinate check: the last block's output against depth, before and after the first updates with {how}, on held-out"
+        f" windows. Geometric mean over {runs['seed'].nunique()} seeds with its 95 % interval. {settings(runs)}"
+    )
+    return plot
+
+
+def _series(axes: Axes, x: np.ndarray, part: pd.DataFrame, look: Style, every: Any, rms: bool) -> None:
+    """One placement: measured, its interval, and theory."""
+    axes.plot(x, floats(part, "mean"), color=look.colour, linestyle=look.dash, marker=look.marker, markersize=3, markevery=every)
+    axes.fill_between(x, floats(part, "low"), floats(part, "high"), color=look.colour, alpha=0.2, linewidth=0)
+    if rms:
+        shown = slice(None) if every is None else every
+        axes.plot(x[shown], floats(part, "rms")[shown], color=look.colour, marker="x", markersize=4, linestyle="none")
+    axes.plot(x, floats(part, "theory"), **THEORY)
+
+
+def _marked(x: np.ndarray, log_x: bool, shift: int) -> list[int]:
+    """Which points get a marker: about ten, evenly over the axis, not the same for two placements."""
+    if not log_x:
+        step = max(1, len(x) // 10)
+        return list(range(shift % step, len(x), step))
+    targets = np.geomspace(max(x.min(), 1), x.max(), 10) * 1.05**shift
+    return sorted({int(np.abs(x - target).argmin()) for target in targets})
+
+
+def _marks(rms: bool) -> list[Line2D]:
+    marks = [Line2D([], [], label="theory", **THEORY)]
+    return marks + [Line2D([], [], color="0.3", marker="x", linestyle="none", label="rms over seeds")] * rms
+
+
+def _caption(head: str, runs: pd.DataFrame, rms: bool, note: str) -> str:
+    sentences = [
+        head,
+        "Lines: geometric mean over seeds, with the 95 % interval of that mean; dashed: theory, for uniform attention and infinite"
+        " width.",
+        "Crosses: root mean square over seeds, which is what theory expects." if rms else "",
+        note,
+        settings(runs),
+    ]
+    return " ".join(filter(None, sentences))
+
+
+def settings(runs: pd.DataFrame) -> str:
+    """One sentence with every setting of these models; one with several values names them all."""
+    said = []
+    for key, how in NAMED.items():
+        said.append(how.format(listing(map(text, values(runs[key])))))
+    depths = values(runs["model.depth"])
+    return f"Settings: {listing(map(str, depths))} blocks, {base_init(runs)}, {', '.join(said)}."
