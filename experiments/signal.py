@@ -108,61 +108,92 @@ CLAIMS = (
 
 def figures(runs: pd.DataFrame, layers: pd.DataFrame) -> dict:
     """Every figure of the experiment by file name, of those whose models were read."""
-    from normflax.figures.propagation import coordinates, over_blocks, over_depth
-
-    drawn = {}
-    grown = arm(runs, model__init="lecun", model__width=tuple(sorted(set(runs["model.width"]))))
-    q = rows(layers, grown, "second_moment")
-    if len(q):
-        panels = {
-            f"{L} blocks of width {w}": part for (L, w), part in q.groupby(["model.depth", "model.width"]) if L >= 16 and L != 24
-        }
-        drawn["growth"] = over_blocks(panels, grown, "second moment of the stream", log_x=True, rms=False)
-
-    both = {mask: arm(runs, model__depth=DEPTH, model__mask=mask) for mask in ("causal", "bidirectional")}
-    arms = {f"{mask}, softmax": part for mask, part in both.items()}
-    arms["causal, W_Q = W_K = 0"] = arm(runs, model__depth=DEPTH, coef__qk_gain=0)
-    arms["causal, real text"] = arm(runs, model__depth=DEPTH, data__name="stdlib")
-    arms = {name: part for name, part in arms.items() if len(part)}
-    if arms:
-        every = pd.concat(arms.values())
-        for name, field, label in (
-            ("gradient_by_block", "grad_block", "gradient of a block's matrices"),
-            ("activation_gradient", "grad_rms", "activation gradient (rms x valid targets)"),
-        ):
-            panels = {title: rows(layers, part, field) for title, part in arms.items()}
-            drawn[name] = over_blocks(
-                panels, every, label, log_x=True, rms=True, note="q and k have no theory: it leaves them out."
-            )
-
-    plain = arm(runs)
-    plain = plain[plain["model.depth"].map(plain["model.depth"].value_counts()) > 0]
-    ladders = {
-        "last_ffn_gradient": (last_ffn(runs, layers), "gradient of the last W_2", 256, True),
-        "total_gradient": (total(runs, layers), "gradient of all branch matrices", 128, True),
-        "amplification": (amplified(runs, layers), "squared move of the last state under weight noise", 128, False),
-    }
-    for name, (table, label, most, rms) in ladders.items():
-        if table["model.depth"].nunique() > 2:
-            panels = {"causal": table}
-            drawn[name] = over_depth(
-                panels, plain, label, {"causal": slopes(table, most)}, rms=rms, note=f"Fit: 8 to {most} blocks."
-            )
-
-    tokens = {mask: arm(runs, model__init="lecun", model__depth=24, model__mask=mask) for mask in ("causal", "bidirectional")}
-    panels = {mask: rows(layers, part, "token_cosine") for mask, part in tokens.items()}
-    if all(map(len, panels.values())):
-        panels = {mask: part.assign(value=1 - part["value"], theory=1 - part["theory"]) for mask, part in panels.items()}
-        drawn["tokens_apart"] = over_blocks(
-            panels, pd.concat(tokens.values()), "1 - mean cosine between tokens", log_x=False, rms=False
-        )
-
+    drawn = {**growth(runs, layers), **gradients(runs, layers), **over_depths(runs, layers), **tokens(runs, layers)}
     trained = runs[runs["train.steps"] > 0]
     if len(trained):
+        from normflax.figures.coordinates import coordinates
+
         drawn["coordinate_check"] = coordinates(layers, trained)
     if not drawn:
-        raise ValueError("none of these runs is at initialisation")
+        raise ValueError("none of these runs is at initialisation in a setting that the figures show")
     return drawn
+
+
+def growth(runs: pd.DataFrame, layers: pd.DataFrame) -> dict:
+    """The stream over blocks, at every depth and width."""
+    from normflax.figures.propagation import over_blocks
+
+    found = arm(runs, model__init="lecun", model__width=tuple(sorted(set(runs["model.width"]))))
+    q = rows(layers, found, "second_moment")
+    if q.empty:
+        return {}
+    panels = {f"{size[0]} blocks of width {size[1]}": part for size, part in q.groupby(["model.depth", "model.width"])}
+    seen = found[found["run"].isin(q["run"])]
+    return {"growth": over_blocks(panels, seen, "second moment of the stream", log_x=True, rms=False)}
+
+
+def gradients(runs: pd.DataFrame, layers: pd.DataFrame) -> dict:
+    """Gradients over the blocks of one stack, in every arm that was read."""
+    from normflax.figures.propagation import over_blocks
+
+    arms = {
+        "causal, softmax": arm(runs, model__depth=DEPTH),
+        "bidirectional, softmax": arm(runs, model__depth=DEPTH, model__mask="bidirectional"),
+        "causal, W_Q = W_K = 0": arm(runs, model__depth=DEPTH, coef__qk_gain=0),
+        "causal, real text": arm(runs, model__depth=DEPTH, data__name="stdlib"),
+    }
+    arms = {name: part for name, part in arms.items() if len(part)}
+    labels = {
+        "gradient_by_block": ("grad_block", "gradient of a block's matrices"),
+        "activation_gradient": ("grad_rms", "activation gradient (rms x valid targets)"),
+    }
+    drawn, note = {}, "Theory leaves q and k out."
+    for name, (field, label) in labels.items() if arms else ():
+        panels = {title: rows(layers, part, field) for title, part in arms.items()}
+        drawn[name] = over_blocks(panels, pd.concat(arms.values()), label, log_x=True, rms=True, note=note)
+    return drawn
+
+
+LADDERS = {
+    "last_ffn_gradient": (last_ffn, "gradient of the last W_2", 256),
+    "total_gradient": (total, "gradient of all branch matrices", 128),
+    "amplification": (amplified, "squared move of the last state", 128),
+}
+"""What is drawn against depth: the table, its label, and the last depth of the fit."""
+
+
+def over_depths(runs: pd.DataFrame, layers: pd.DataFrame) -> dict:
+    """What a whole model shows, over depth; and weight noise over the blocks of the deepest stack below 128 blocks."""
+    from normflax.figures.propagation import over_blocks, over_depth
+
+    drawn, plain, noise = {}, arm(runs), "Every entry of every branch matrix moves by 1e-4 up or down."
+    for name, (table, label, most) in LADDERS.items():
+        found = table(runs, layers)
+        found = found[found.groupby("placement")["model.depth"].transform("nunique") > 2]  # no ladder of one rung
+        if len(found):
+            note = f"Fit: 8 to {most} blocks. {noise if name == 'amplification' else ''}".strip()
+            fitted = slopes(found, most)
+            drawn[name] = over_depth({"causal": found}, plain, label, {"causal": fitted}, rms=table is not amplified, note=note)
+    moved = rows(layers, plain, "amplification")
+    moved = moved[moved["model.depth"] < 128]
+    if len(moved):
+        depth = moved["model.depth"].max()
+        panels, seen = {f"causal, {depth} blocks": moved[moved["model.depth"] == depth]}, plain[plain["model.depth"] == depth]
+        drawn["amplification_by_block"] = over_blocks(panels, seen, "squared move of the state", log_x=True, rms=False, note=noise)
+    return drawn
+
+
+def tokens(runs: pd.DataFrame, layers: pd.DataFrame) -> dict:
+    """How far apart the tokens of a sequence are, over blocks."""
+    from normflax.figures.propagation import over_blocks
+
+    arms = {mask: arm(runs, model__init="lecun", model__depth=24, model__mask=mask) for mask in ("causal", "bidirectional")}
+    panels = {mask: rows(layers, part, "token_cosine") for mask, part in arms.items()}
+    panels = {mask: part.assign(value=1 - part["value"], theory=1 - part["theory"]) for mask, part in panels.items() if len(part)}
+    if not panels:
+        return {}
+    seen = pd.concat(arms.values())
+    return {"tokens_apart": over_blocks(panels, seen, "1 - mean cosine between tokens", log_x=False, rms=False)}
 
 
 def slopes(table: pd.DataFrame, most: float) -> dict[str, tuple[float, float]]:
@@ -178,11 +209,10 @@ def slopes(table: pd.DataFrame, most: float) -> dict[str, tuple[float, float]]:
 
 def tables(runs: pd.DataFrame, layers: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """The slopes over depth by placement, with their standard errors."""
-    ladders = {"last W_2 gradient": (last_ffn, 256), "whole gradient": (total, 128), "weight noise": (amplified, 128)}
-    fitted = {name: slopes(table(runs, layers), most) for name, (table, most) in ladders.items()}
+    fitted = {label: slopes(table(runs, layers), most) for table, label, most in LADDERS.values()}
     found = sorted({placement for slopes in fitted.values() for placement in slopes})
-    cells = [{name: "{:+.3f} ± {:.3f}".format(*fitted[name][p]) if p in fitted[name] else "" for name in fitted} for p in found]
-    return {"slopes_over_depth": pd.DataFrame(cells).assign(placement=found)[["placement", *fitted]]}
+    cells = [{label: "{:+.3f} ± {:.3f}".format(*fitted[label][p]) if p in fitted[label] else "" for label in fitted} for p in found]
+    return {"slopes_over_depth": pd.DataFrame(cells, columns=list(fitted)).assign(placement=found)[["placement", *fitted]]}
 
 
 if __name__ == "__main__":

@@ -18,16 +18,17 @@ from normflax.build import Static, hyper_part, static_part, transformer
 from normflax.config import Config, check
 from normflax.data import batches
 from normflax.data.batches import Batch
-from normflax.model.placements import KINDS, PLACEMENTS, N, Placement
+from normflax.model.placements import KINDS, PLACEMENTS, N, Placement, Scales
 from normflax.probes.fields import on_batch
 from normflax.train import step
 from normflax.train.losses import mean_loss
 
 minimax = Placement(embed=N, pre=N, final=N, skip_from="u", skip=1.3, branch=0.7)
 two_hop = Placement(out=N, post=N, skip_from="block", skip=lambda kind, block, depths: block + 0.5 * (kind == "ffn"))
+scaled_input = Placement(pre=N, final=N, skip_from="u", input=lambda kind, block, depths: 0.6 * block + 0.2 * (kind == "ffn"))
 
-EVERY = (*PLACEMENTS, "models:minimax", "models:two_hop")
-"""The table, and two entries of our own for what the table does not use yet."""
+EVERY = (*PLACEMENTS, "models:minimax", "models:two_hop", "models:scaled_input")
+"""The table, and entries of our own for what the table does not use yet."""
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -116,6 +117,11 @@ def model(placement: str, **changes: Any) -> Model:
     return Model(config, static, hyper, graph, nnx.from_flat_state(filled))
 
 
+def scales_of(m: Model) -> Scales:
+    """The model's scales, each [L, kinds]."""
+    return Scales(*(m.hyper[path] for path in Scales._fields))
+
+
 TOP = {"token_table": "embed.tokens", "position_table": "embed.positions", "head": "head"}
 
 
@@ -147,7 +153,7 @@ def spec(config: Config, static: Static, hyper: dict) -> ref.Spec:
     c, entry = config.model, static.entry
     sites = {site: getattr(entry, site) is not None for site in ("pre", "out", "post", "final", "embed")}
     inner = {"groups": c.groups, "qk_norm": c.qk_norm, "embed_scale": c.embed_scale, "causal": c.mask == "causal"}
-    scales = {"a": np.ravel(hyper["skip"]), "b": np.ravel(hyper["branch"])}
+    scales = {"a": np.ravel(hyper["skip"]), "b": np.ravel(hyper["branch"]), "c": np.ravel(hyper["input"])}
     norm = {"norm": config.norm.kind, "eps": config.norm.eps, "gain_form": config.norm.gain_form}
     form = {"ffn": c.ffn, "positions": c.positions, "tied": c.tied, "skip_from": entry.skip_from}
     return ref.Spec(depth=c.depth, width=c.width, heads=c.heads, **form, **inner, **norm, **sites, **scales)
@@ -203,7 +209,7 @@ def looped(placement: str, **changes: Any) -> Loop:
     Something that is zero is added to every state, so that its gradient is the state's, by plain autodiff.
     """
     m = model(placement, **{**changes, "model__fused_qkv": False})
-    batch, skip, branch = some_batch(), m.hyper["skip"], m.hyper["branch"]
+    batch, scales = some_batch(), scales_of(m)
 
     def loss(params, zeros):
         built = nnx.merge(m.graph, params)
@@ -212,11 +218,11 @@ def looped(placement: str, **changes: Any) -> Loop:
         for l in range(m.config.model.depth):
             block, entry = nnx.merge(blocks, jax.tree.map(lambda w, l=l: w[l], weights)), x
             for i, kind in enumerate(KINDS):
-                x = getattr(block, kind)(x, entry, skip[l, i], branch[l, i])[0] + zeros[2 * l + i + 1]
+                x = getattr(block, kind)(x, entry, Scales(*(scale[l, i] for scale in scales)))[0] + zeros[2 * l + i + 1]
         logits = built.logits(built.readout(x))
         return mean_loss(logits, batch.targets, batch.mask), logits
 
-    zeros = jnp.zeros((skip.size + 1, *batch.inputs.shape, m.config.model.width))
+    zeros = jnp.zeros((scales.skip.size + 1, *batch.inputs.shape, m.config.model.width))
     (value, logits), (params, states) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(m.params, zeros)
     return Loop(float(value), np.asarray(logits), flat(params), np.asarray(states))
 

@@ -48,7 +48,7 @@ CHOICES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """The architecture: sizes, norm and placement. The scales `a` (skip) and `b` (branch) are a number or [S]."""
+    """The architecture: sizes, norm and placement. Scales `a` (skip), `b` (branch), `c` (what F reads) are a number or [S]."""
 
     depth: int
     width: int
@@ -68,6 +68,7 @@ class Spec:
     embed: bool = False
     a: float | np.ndarray = 1.0
     b: float | np.ndarray = 1.0
+    c: float | np.ndarray = 1.0
     skip_from: str = "x"
     tied: bool = False
     causal: bool = True
@@ -206,7 +207,7 @@ def stack(
     if first % 2 and spec.skip_from == "block" and block_input is None:
         raise ValueError(f"first={first} starts inside a block and skip_from='block': block_input is needed.")
     trace = Trace(states=[x])
-    a, b = (np.broadcast_to(scale, 2 * spec.depth) for scale in (spec.a, spec.b))
+    a, b, c = (np.broadcast_to(scale, 2 * spec.depth) for scale in (spec.a, spec.b, spec.c))
 
     def norm(site: str, value: np.ndarray) -> np.ndarray:
         trace.norm_inputs[f"{kind}.{site}"].append(value)
@@ -217,9 +218,9 @@ def stack(
         p = {name.removeprefix(f"{kind}."): w[block] for name, w in params.items() if name.startswith(f"{kind}.")}
         block_input = x if kind == "attention" else block_input
         u = norm("pre", x) if spec.pre else x
-        y = branches[kind](p, u, spec)
+        y = branches[kind](p, c[s] * u, spec)
         if branches[kind] is attention:
-            trace.scores.append(scores_and_values(p, u, spec)[0])
+            trace.scores.append(scores_and_values(p, c[s] * u, spec)[0])
         y = norm("out", y) if spec.out else y
         skip = {"x": x, "u": u, "block": block_input}[spec.skip_from]
         written, kept = b[s] * y, a[s] * skip

@@ -17,6 +17,7 @@ from normflax.model.placements import (
     N,
     Norm,
     Placement,
+    Scales,
     find,
     norm_count,
     path_scales,
@@ -54,10 +55,10 @@ def sparse(v):
 
 def block(entry: Placement, x=(1, 2, 3, 4), *, depth=6, kind: str = "layer", branches=(shift, sparse), **options):
     """The stream after attention and FFN stand-ins, in block 1 of `depth`."""
-    skip, branch = path_scales(entry, Depths(decoder=depth))
+    scales = path_scales(entry, Depths(decoder=depth))
     x = entry_x = jnp.array(x, jnp.float32).reshape(1, 1, 4)
     for i, f in enumerate(branches):
-        x, _ = sublayer(f, entry, kind, **options)(x, entry_x, jnp.float32(skip[0][i]), jnp.float32(branch[0][i]))
+        x, _ = sublayer(f, entry, kind, **options)(x, entry_x, Scales(*(jnp.float32(scale[0][i]) for scale in scales)))
     return np.asarray(x[0, 0])
 
 
@@ -108,7 +109,7 @@ def test_an_out_norm_without_gain_makes_the_block_the_identity():
 def added(entry: Placement, x: list[float], y: list[float], a: float, b: float) -> np.ndarray:
     """x' of one sublayer whose branch gives y."""
     x_, y_ = (jnp.array(v, jnp.float32).reshape(1, 1, 4) for v in (x, y))
-    return np.asarray(sublayer(lambda _: y_, entry)(x_, x_, jnp.float32(a), jnp.float32(b))[0][0, 0])
+    return np.asarray(sublayer(lambda _: y_, entry)(x_, x_, Scales(jnp.float32(a), jnp.float32(b), jnp.float32(1)))[0][0, 0])
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_wires_are_what_each_norm_reads_and_what_is_added():
     entry = Placement(pre=N, out=N, post=N, skip_from="u")
     layer = sublayer(shift, entry)
     x = jnp.array([[[1.0, 5.0, 2.0, 7.0]]])
-    state, wires = layer(x, x, jnp.float32(3), jnp.float32(0.5))
+    state, wires = layer(x, x, Scales(jnp.float32(3), jnp.float32(0.5), jnp.float32(1)))
     u = layer.pre(x)
     y = shift(u)
     expected = {"pre": x, "u": u, "out": y, "skip": 3 * u, "written": 0.5 * layer.out(y), "post": 3 * u + 0.5 * layer.out(y)}

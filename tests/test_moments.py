@@ -237,6 +237,15 @@ def test_a_branch_that_is_its_skip_doubles_or_removes_it():
     assert moments.residual(x, x, b=-1.0, correlation=1.0) == Moments(0.0, 0.0, 0.0)
 
 
+def test_rounding_takes_nothing_beyond_its_range():
+    for variance in np.linspace(0.1, 3.0, 200).tolist():
+        x = Moments(0.3, variance, 1.0)
+        assert moments.residual(x, x, 0.7, variance, correlation=1.0).correlation == pytest.approx(1.0)
+    for keys in range(2, 200):  # centred tokens, whose uniform mean is 0
+        assert moments.attention(Moments(0.3, 1.7, -1 / (keys - 1)), keys).variance == pytest.approx(0.0, abs=1e-12)
+        assert moments.attention_backward(Gradient(1.7, -1 / (keys - 1)), keys).variance == pytest.approx(0.0, abs=1e-12)
+
+
 @pytest.mark.parametrize("r", CORRELATIONS)
 def test_a_feed_forward_branch_and_its_residual(r):
     rng, sets, width, hidden, a, b = np.random.default_rng(0), 200, 96, 256, 0.9, 0.6
@@ -298,6 +307,7 @@ X, G = Moments(), Gradient()
         (lambda: moments.residual(X, X, math.nan), "a is nan: it has to be a finite number"),
         (lambda: moments.residual(X, X, 1.0, math.inf), "b is inf"),
         (lambda: moments.residual(X, X, correlation=2.0), "correlation is 2.0"),
+        (lambda: moments.residual(X, Moments(0.0, 1.0, 0.9), correlation=-0.9), "branch.correlation is 0.9: it has to be within"),
         (lambda: moments.residual_backward(G, G, correlation=-2.0), "correlation is -2.0"),
     ],
 )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from models import close, flat, gradients, model, quick, some_batch
+from models import close, flat, gradients, model, quick, scales_of, some_batch
 from tiny import tiny
 
 from normflax.build import hyper_part, programs, static_part, transformer
@@ -193,7 +193,7 @@ def masks(key: int) -> np.ndarray:
         drop, sites = Dropout(jax.random.key(key), jnp.float32(0.5)), m.static.entry.sites
         x = jnp.zeros((1, 1, 512))
         blocks = nnx.merge(m.graph, params).blocks
-        return jnp.sum(stack.run(blocks, x, m.hyper["skip"], m.hyper["branch"], sites=sites, remat="dots", dropout=drop)[0])
+        return jnp.sum(stack.run(blocks, x, scales_of(m), sites=sites, remat="dots", dropout=drop)[0])
 
     found = flat(quick(jax.grad(total))(params))
     return np.concatenate([found["attention.out_bias"], found["ffn.down_bias"]])

@@ -146,8 +146,8 @@ def test_coefficients_know_their_branch_block_and_depth():
         gain=dict.fromkeys(("q", "k", "v", "out"), lambda kind, block, depths: block + (kind == "ffn") * 10.0)
         | dict.fromkeys(("up", "down"), lambda kind, block, depths: block + (kind == "ffn") * 10.0),
     )
-    skip, branch = path_scales(entry, Depths(decoder=2))
-    assert skip == [[210, 211], [220, 221]] and branch == [[-1, -1], [-2, -2]]
+    skip, branch, read = path_scales(entry, Depths(decoder=2))
+    assert skip == [[210, 211], [220, 221]] and branch == [[-1, -1], [-2, -2]] and read == [[1, 1], [1, 1]]
     gains = role_gains(entry, Depths(decoder=2), branch_roles("gelu"))
     assert gains["q"] == gains["out"] == [1.0, 2.0] and gains["up"] == gains["down"] == [11.0, 12.0]
 
@@ -155,11 +155,12 @@ def test_coefficients_know_their_branch_block_and_depth():
 @pytest.mark.parametrize("name", PLACEMENTS)
 def test_alpha_and_beta_replace_what_is_declared(name: str):
     """`coef.alpha` is every skip scale, `coef.beta` every branch scale, and without them the declaration stays."""
-    skip, branch = path_scales(find(name), Depths(decoder=2))
+    skip, branch, read = path_scales(find(name), Depths(decoder=2))
     plain, alpha = hyper_part(tiny(placement=name)), hyper_part(tiny(placement=name, coef__alpha=3.0))
     beta = hyper_part(tiny(placement=name, coef__beta=0.25))
     np.testing.assert_allclose(plain["skip"], skip, rtol=1e-6)
     np.testing.assert_allclose(plain["branch"], branch, rtol=1e-6)
+    np.testing.assert_allclose(plain["input"], read, rtol=1e-6)
     assert (alpha["skip"] == 3).all() and (alpha["branch"] == plain["branch"]).all()
     assert (beta["branch"] == 0.25).all() and (beta["skip"] == plain["skip"]).all()
 

@@ -141,13 +141,13 @@ def cosine_end(placement: str):
 
 
 def post_rate(runs, layers):
-    """(1 - ρ_{l+1})/(1 - ρ_l) of Post-LN over blocks 8 to 14, the one farthest from 1/2; bidirectional."""
+    """(1 - ρ_{l+1})/(1 - ρ_l) of Post-LN, the one of blocks 8 to 14 that is farthest from 1/2 (interval: least and largest);
+    bidirectional."""
     part = arm(runs, model__init="lecun", model__depth=24, model__mask="bidirectional")
     _, rho = by_seed(rows(layers, part, "token_cosine"), "post")
 
-    def farthest(rho):
-        left = mean_log(1 - rho)
-        ratios = left[9:16] / left[8:15]
-        return ratios[np.abs(ratios - 0.5).argmax()]
-
-    return measured(rho, farthest)
+    if not rho.size:
+        return None
+    left = mean_log(1 - rho)
+    ratios = left[9:16] / left[8:15]
+    return Measured(float(ratios[np.abs(ratios - 0.5).argmax()]), float(ratios.min()), float(ratios.max()), len(rho))

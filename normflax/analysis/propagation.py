@@ -72,7 +72,7 @@ def totals(found: pd.DataFrame) -> pd.DataFrame:
     """√Σ over blocks of the squares of `value` and `theory`, one row a run and seed (M09 from M06b)."""
     keys = ["run", "placement", "model.depth", "model.width", "model.mask", "seed"]
     squared = found.assign(value=found["value"].astype(float) ** 2, theory=found["theory"].astype(float) ** 2)
-    return np.sqrt(squared.groupby(keys)[["value", "theory"]].sum(min_count=1)).reset_index()
+    return squared.groupby(keys)[["value", "theory"]].sum(min_count=1).pow(0.5).reset_index()
 
 
 def slope(x: np.ndarray, y: np.ndarray) -> float:

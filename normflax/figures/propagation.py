@@ -50,11 +50,11 @@ def over_seeds(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 def over_blocks(
-    panels: Mapping[str, pd.DataFrame], runs: pd.DataFrame, label: str, *, log_x: bool, rms: bool, note: str = "", first: int = 1
+    panels: Mapping[str, pd.DataFrame], runs: pd.DataFrame, label: str, *, log_x: bool, rms: bool, note: str = ""
 ) -> Plot:
     """A field against block: a panel each, a line per placement with its interval over seeds, theory dashed; log y.
 
-    With `log_x` the blocks from `first` on are shown. With `rms` the root mean square over seeds, which theory expects, is a
+    With `log_x` the blocks from 1 on are shown. With `rms` the root mean square over seeds, which theory expects, is a
     cross beside the line. The result carries its `data` and `caption`.
     """
     tables = {name: over_seeds(rows, ["placement", "block"]).assign(panel=name) for name, rows in panels.items()}
@@ -62,7 +62,7 @@ def over_blocks(
     with context():
         plot, axes = grid(len(tables), heights=(3.0, 2.5, 2.2))
         for panel, (name, table) in zip(axes, tables.items(), strict=True):
-            table = only(table, table["block"] >= (first if log_x else 0))
+            table = only(table, table["block"] >= int(log_x))
             for index, placement in enumerate(order(table["placement"])):
                 part = only(table, table["placement"] == placement)
                 every = _marked(floats(part, "block"), log_x, index)
@@ -71,11 +71,11 @@ def over_blocks(
             if log_x:
                 panel.set_xscale("log")
             title(panel, name, len(tables))
-            panel.set_xlabel("block" if log_x else "block (0 = embedding)" if table["block"].min() == 0 else "block")
+            panel.set_xlabel("block (0 = embedding)" if table["block"].min() == 0 else "block")
         plot.supylabel(label)
-        legend(plot, looks, _marks(rms))
+        legend(plot, looks, _marks(pd.concat(tables.values()), rms))
     plot.data = pd.concat(tables.values(), ignore_index=True)
-    plot.caption = _caption(f"{label[0].upper()}{label[1:]} against block, before any update.", runs, rms, note)
+    plot.caption = _caption(f"{label[0].upper()}{label[1:]} against block, before any update.", plot.data, runs, rms, note)
     return plot
 
 
@@ -118,49 +118,11 @@ def over_depth(
                 ha="left",
             )
         plot.supylabel(label)
-        legend(plot, looks, _marks(rms))
+        legend(plot, looks, _marks(pd.concat(tables.values()), rms))
     plot.data = pd.concat(tables.values(), ignore_index=True)
-    slope = "Slopes are of the mean log in ln depth, with the standard error over seeds." if slopes else ""
-    plot.caption = _caption(
-        f"{label[0].upper()}{label[1:]} against depth, before any update.", runs, rms, f"{slope} {note}".strip()
-    )
-    return plot
-
-
-def coordinates(layers: pd.DataFrame, runs: pd.DataFrame) -> Plot:
-    """The depth coordinate check (M29): mean |x| of the last block's output, and of its change, against depth after each step.
-
-    A panel per placement; a line is a step, dark the later, and its band the 95 % interval over seeds. Flat lines train alike at
-    every depth.
-    """
-    found = layers[layers["field"].isin(["mean_abs", "mean_abs_change"])].merge(runs[["run", "placement", "model.depth"]], on="run")
-    found = found[(found["block"] == found["model.depth"]) & (found["value"] > 0)]
-    table = over_seeds(found.assign(theory=np.nan), ["placement", "field", "step", "model.depth"])
-    names, steps = order(table["placement"]), numbers(table, "step")
-    shades = dict(zip(steps, ("#BBBBBB", "#88AACC", "#4477AA", "#113366"), strict=False))
-    with context():
-        plot, panels = grid(len(names), heights=(3.0, 2.5, 2.2))
-        for panel, name in zip(panels, names, strict=True):
-            for (field, step), part in only(table, table["placement"] == name).groupby(["field", "step"]):
-                look = {"color": shades.get(step, "black"), "linestyle": "solid" if field == "mean_abs" else "dashed"}
-                x = floats(part, "model.depth")
-                panel.plot(x, floats(part, "mean"), marker="o", markersize=3, **look)
-                panel.fill_between(x, floats(part, "low"), floats(part, "high"), color=look["color"], alpha=0.2, linewidth=0)
-            depths = numbers(table, "model.depth")
-            panel.set(xscale="log", yscale="log", xlabel="depth (blocks)")
-            panel.set_xticks(depths, [str(depth) for depth in depths], minor=False)
-            panel.set_xticks([], minor=True)
-            title(panel, display_name(name), len(names))
-        plot.supylabel("last block's output")
-        marks = [Line2D([], [], color=shades.get(step, "black"), label=f"after {step} updates") for step in steps]
-        kinds = {"size: mean |x(t)|": "solid", "change: mean |x(t) - x(0)|": "dashed"}
-        legend(plot, {}, marks + [Line2D([], [], color="0.3", linestyle=dash, label=label) for label, dash in kinds.items()])
-    plot.data = table
-    how = f"{listing(map(text, values(runs['optim.name'])))} at rate {listing(map(text, values(runs['optim.rate'])))}"
-    plot.caption = (
-        f"Depth coordinate check: the last block's output against depth, before and after the first updates with {how}, on held-out"
-        f" windows. Geometric mean over {runs['seed'].nunique()} seeds with its 95 % interval. {settings(runs)}"
-    )
+    said = "Slopes are of the mean log in ln depth, with the standard error over seeds." if slopes else ""
+    head = f"{label[0].upper()}{label[1:]} against depth, before any update."
+    plot.caption = _caption(head, plot.data, runs, rms, f"{said} {note}".strip())
     return plot
 
 
@@ -183,16 +145,16 @@ def _marked(x: np.ndarray, log_x: bool, shift: int) -> list[int]:
     return sorted({int(np.abs(x - target).argmin()) for target in targets})
 
 
-def _marks(rms: bool) -> list[Line2D]:
-    marks = [Line2D([], [], label="theory", **THEORY)]
+def _marks(table: pd.DataFrame, rms: bool) -> list[Line2D]:
+    marks = [Line2D([], [], label="theory", **THEORY)] * bool(table["theory"].notna().any())
     return marks + [Line2D([], [], color="0.3", marker="x", linestyle="none", label="rms over seeds")] * rms
 
 
-def _caption(head: str, runs: pd.DataFrame, rms: bool, note: str) -> str:
+def _caption(head: str, table: pd.DataFrame, runs: pd.DataFrame, rms: bool, note: str) -> str:
     sentences = [
         head,
-        "Lines: geometric mean over seeds, with the 95 % interval of that mean; dashed: theory, for uniform attention and infinite"
-        " width.",
+        "Lines: geometric mean over seeds, with the 95 % interval of that mean.",
+        "Dashed: theory, for uniform attention and infinite width." if table["theory"].notna().any() else "",
         "Crosses: root mean square over seeds, which is what theory expects." if rms else "",
         note,
         settings(runs),

@@ -15,6 +15,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from normflax.model.placements import PLACEMENTS as TABLE
+
 COLUMN, PAGE = 3.25, 6.75
 """Widths in inches: of a column of text, of a page of two."""
 
@@ -44,14 +46,14 @@ PLACEMENTS = {
     "pre": Style("#0072B2", "solid", "o"),
     "sandwich": Style("#009E73", "dashdot", "^"),
     "deepnorm": Style("#CC79A7", "dotted", "D"),
+    "lns": Style("#E69F00", (0, (5, 1)), "v"),
+    "scaled_init": Style("#56B4E9", (0, (3, 1, 1, 1, 1, 1)), "P"),
 }
-"""Four placements in the order of every legend, in colours of Okabe and Ito, which the colour-blind tell apart too."""
+"""The placements of the table in the order of every legend, in colours of Okabe and Ito, which the colour-blind tell apart too."""
 
-NAMES = {"post": "Post-LN", "pre": "Pre-LN", "sandwich": "Sandwich-LN", "deepnorm": "DeepNorm"}
-
-# No colour of the four, no x (it marks a diverged run). The lengths have no common divisor, so 6·5·7 triples differ.
-_COLOURS = ("#E69F00", "#56B4E9", "#000000", "#882255", "#999933", "#332288")
-_DASHES = ((0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (6, 1, 1, 1)))
+# No colour of the table's, no x (it marks a diverged run). The lengths have no common divisor, so 5·6·7 triples differ.
+_COLOURS = ("#000000", "#882255", "#999933", "#332288", "#AA4466")
+_DASHES = ((0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (6, 1, 1, 1)), (0, (2, 1)))
 _MARKERS = ("v", "P", "<", "p", ">", "h", "*")
 
 
@@ -61,12 +63,12 @@ def context():
 
 
 def display_name(name: str) -> str:
-    """The name of a placement as papers write it; a name that papers don't know stays as it is."""
-    return NAMES.get(name, name)
+    """The name of a placement as papers write it; a name that the table does not know stays as it is."""
+    return TABLE[name].label if name in TABLE else name
 
 
 def order(names: Iterable[str]) -> list[str]:
-    """Each name once, in the order of every legend and panel: the four of `PLACEMENTS`, then the others by name."""
+    """Each name once, in the order of every legend and panel: those of `PLACEMENTS`, then the others by name."""
     names = set(names)
     return [name for name in PLACEMENTS if name in names] + sorted(names - PLACEMENTS.keys())
 
@@ -82,7 +84,7 @@ def styles(names: Iterable[str]) -> dict[str, Style]:
     limit = len(_COLOURS) * len(_DASHES) * len(_MARKERS)
     if len(own) > limit:
         raise ValueError(f"{len(own)} series are too many to tell apart: at most {limit} have styles of their own")
-    drawn = {n: Style(_COLOURS[i % 6], _DASHES[i % 5], _MARKERS[i % 7]) for i, n in enumerate(own)}
+    drawn = {n: Style(_COLOURS[i % 5], _DASHES[i % 6], _MARKERS[i % 7]) for i, n in enumerate(own)}
     return {name: PLACEMENTS.get(name) or drawn[name] for name in known}
 
 

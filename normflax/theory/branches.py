@@ -86,8 +86,8 @@ class FeedForward:
         # Gram of the gradient at a pre-activation of one hidden unit, by the matrix that makes it.
         before = {"up": unit * H, "gate": unit * P * slope} if self.form == "swiglu" else {"up": unit * slope}
         squares |= {role: self.width * self.hidden * float(np.vdot(U, inner)) for role, inner in before.items()}
-        variance = {"up": self.up, "gate": self.gate}
-        return sum(self.width * variance[role] * self.hidden * inner for role, inner in before.items()), squares
+        back = self.up * before["up"] + (self.gate * before["gate"] if "gate" in before else 0.0)
+        return self.width * self.hidden * back, squares
 
 
 KERNELS = {"relu": kernels.relu, "gelu": kernels.gelu, "swiglu": kernels.silu}

@@ -243,9 +243,12 @@ def _sum(skip: Moments | Gradient, branch: Moments | Gradient, a: float, b: floa
     _check("a", a, isfinite(a), "a finite number")
     _check("b", b, isfinite(b), "a finite number")
     _correlation("correlation", c)
+    r, left = branch.correlation, 1 - c**2
+    allowed = abs(r - c**2 * skip.correlation) <= left + 1e-9 or not skip.variance * branch.variance
+    _check("branch.correlation", r, allowed, f"within 1 - c² = {left:.3g} of c² times skip.correlation, for a correlation c of {c}")
     first, second = a * sqrt(skip.variance), b * sqrt(branch.variance)
-    variance = (first + c * second) ** 2 + (1 - c**2) * second**2  # in this form never below 0
-    return variance, (first**2 + 2 * c * first * second) * skip.correlation + second**2 * branch.correlation
+    variance = (first + c * second) ** 2 + left * second**2  # in this form never below 0
+    return variance, (first**2 + 2 * c * first * second) * skip.correlation + second**2 * r
 
 
 def _activation(f: Smoothed, x: Moments) -> Moments:
@@ -322,9 +325,9 @@ def _gradient(variance: float, covariance: float) -> Gradient:
 
 
 def _normalised(variance: float, covariance: float) -> tuple[float, float]:
-    """Variance and correlation. Rounding may take a correlation of 1 a little beyond; more than that is an impossible input."""
-    ratio = covariance / variance if variance else 0.0
-    return variance, min(1.0, max(-1.0, ratio)) if abs(ratio) < 1 + 1e-6 else ratio
+    """Variance and correlation, which rounding may take a little beyond 0 and 1."""
+    variance = max(variance, 0.0)
+    return variance, min(1.0, max(-1.0, covariance / variance)) if variance else 0.0
 
 
 def _kept(rate: float) -> float:

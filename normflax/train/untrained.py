@@ -32,7 +32,7 @@ def read(config: Config, folder: RunFolder) -> dict[str, Any]:
     scalars, layers = jax.device_get(compiled.initial(hyper, loaded.arrays, jnp.asarray(seeds, jnp.uint32)))
     read_at = time.perf_counter()
     batch = batches.draw(loaded.task, loaded.arrays, hyper["data_seed"], 0, config.train.batch, config.train.tokens)
-    curves, uncovered = expected(config, theory.Inputs(*map(np.asarray, batch), loaded.source.vocab), static.fields)
+    curves, uncovered = expected(config, theory.Inputs(*(np.asarray(x) for x in batch), vocab=loaded.source.vocab), static.fields)
     for i, seed in enumerate(map(int, seeds)):
         folder.scalars([{"step": 0, "seed": seed, **{name: float(value[i]) for name, value in scalars.items()}}])
         folder.layers(0, seed, beside(tidy(jax.tree.map(lambda x, i=i: x[i], layers)), tidy(curves)))
