@@ -41,7 +41,8 @@ END = "mean cosine between tokens after 24 blocks"
 
 def claim(name: str, source: str, sentence: str, statistic: str, measure, at_least=None, at_most=None) -> Claim:
     """A claim of this experiment; where `statistic` is empty, the measure's own words."""
-    return Claim(f"signal_{name}", source, sentence, statistic or measure.__doc__.rstrip("."), measure, at_least, at_most)
+    words = statistic or " ".join(measure.__doc__.split()).rstrip(".")
+    return Claim(f"signal_{name}", source, sentence, words, measure, at_least, at_most)
 
 
 CLAIMS = (
@@ -109,7 +110,7 @@ CLAIMS = (
 def figures(runs: pd.DataFrame, layers: pd.DataFrame) -> dict:
     """Every figure of the experiment by file name, of those whose models were read."""
     drawn = {**growth(runs, layers), **gradients(runs, layers), **over_depths(runs, layers), **tokens(runs, layers)}
-    trained = runs[runs["train.steps"] > 0]
+    trained = runs[(runs["train.steps"] > 0) & runs["run"].isin(layers.loc[layers["field"] == "mean_abs", "run"])]
     if len(trained):
         from normflax.figures.coordinates import coordinates
 
@@ -128,8 +129,7 @@ def growth(runs: pd.DataFrame, layers: pd.DataFrame) -> dict:
     if q.empty:
         return {}
     panels = {f"{size[0]} blocks of width {size[1]}": part for size, part in q.groupby(["model.depth", "model.width"])}
-    seen = found[found["run"].isin(q["run"])]
-    return {"growth": over_blocks(panels, seen, "second moment of the stream", log_x=True, rms=False)}
+    return {"growth": over_blocks(panels, seen(runs, panels), "second moment of the stream", log_x=True, rms=False)}
 
 
 def gradients(runs: pd.DataFrame, layers: pd.DataFrame) -> dict:
@@ -142,15 +142,15 @@ def gradients(runs: pd.DataFrame, layers: pd.DataFrame) -> dict:
         "causal, W_Q = W_K = 0": arm(runs, model__depth=DEPTH, coef__qk_gain=0),
         "causal, real text": arm(runs, model__depth=DEPTH, data__name="stdlib"),
     }
-    arms = {name: part for name, part in arms.items() if len(part)}
     labels = {
         "gradient_by_block": ("grad_block", "gradient of a block's matrices"),
         "activation_gradient": ("grad_rms", "activation gradient (rms x valid targets)"),
     }
     drawn, note = {}, "Theory leaves q and k out."
-    for name, (field, label) in labels.items() if arms else ():
-        panels = {title: rows(layers, part, field) for title, part in arms.items()}
-        drawn[name] = over_blocks(panels, pd.concat(arms.values()), label, log_x=True, rms=True, note=note)
+    for name, (field, label) in labels.items():
+        panels = {title: found for title, part in arms.items() if len(found := rows(layers, part, field))}
+        if panels:
+            drawn[name] = over_blocks(panels, seen(runs, panels), label, log_x=True, rms=True, note=note)
     return drawn
 
 
@@ -172,14 +172,14 @@ def over_depths(runs: pd.DataFrame, layers: pd.DataFrame) -> dict:
         found = found[found.groupby("placement")["model.depth"].transform("nunique") > 2]  # no ladder of one rung
         if len(found):
             note = f"Fit: 8 to {most} blocks. {noise if name == 'amplification' else ''}".strip()
-            fitted = slopes(found, most)
-            drawn[name] = over_depth({"causal": found}, plain, label, {"causal": fitted}, rms=table is not amplified, note=note)
+            panels, fits = {"causal": found}, {"causal": slopes(found, most)}
+            drawn[name] = over_depth(panels, seen(runs, panels), label, fits, rms=table is not amplified, note=note)
     moved = rows(layers, plain, "amplification")
     moved = moved[moved["model.depth"] < 128]
     if len(moved):
         depth = moved["model.depth"].max()
-        panels, seen = {f"causal, {depth} blocks": moved[moved["model.depth"] == depth]}, plain[plain["model.depth"] == depth]
-        drawn["amplification_by_block"] = over_blocks(panels, seen, "squared move of the state", log_x=True, rms=False, note=noise)
+        panels, label = {f"causal, {depth} blocks": moved[moved["model.depth"] == depth]}, "squared move of the state"
+        drawn["amplification_by_block"] = over_blocks(panels, seen(runs, panels), label, log_x=True, rms=False, note=noise)
     return drawn
 
 
@@ -192,26 +192,33 @@ def tokens(runs: pd.DataFrame, layers: pd.DataFrame) -> dict:
     panels = {mask: part.assign(value=1 - part["value"], theory=1 - part["theory"]) for mask, part in panels.items() if len(part)}
     if not panels:
         return {}
-    seen = pd.concat(arms.values())
-    return {"tokens_apart": over_blocks(panels, seen, "1 - mean cosine between tokens", log_x=False, rms=False)}
+    return {"tokens_apart": over_blocks(panels, seen(runs, panels), "1 - mean cosine between tokens", log_x=False, rms=False)}
+
+
+def seen(runs: pd.DataFrame, panels: dict) -> pd.DataFrame:
+    """The runs that these panels show."""
+    return runs[runs["run"].isin(pd.concat(panels.values())["run"])]
 
 
 def slopes(table: pd.DataFrame, most: float) -> dict[str, tuple[float, float]]:
-    """The slope of every placement in ln L over 8 ≤ L ≤ `most`, and its standard error over seeds."""
+    """The slope of every placement in ln L over 8 ≤ L ≤ `most`, and its standard error over seeds: NaN of one."""
     fitted = {}
     for placement in sorted(set(table["placement"])):
         depths, values = by_depth(table, placement)
         if ((depths >= 8) & (depths <= most)).sum() > 2:
             each = [log_slope(depths, values[i : i + 1], least=8, most=most) for i in range(len(values))]
-            fitted[placement] = (float(np.mean(each)), float(np.std(each, ddof=1) / np.sqrt(len(each))))
+            error = float(np.std(each, ddof=1) / np.sqrt(len(each))) if len(each) > 1 else float("nan")
+            fitted[placement] = (float(np.mean(each)), error)
     return fitted
 
 
 def tables(runs: pd.DataFrame, layers: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """The slopes over depth by placement, with their standard errors."""
+    from normflax.figures.propagation import fitted as said
+
     fitted = {label: slopes(table(runs, layers), most) for table, label, most in LADDERS.values()}
     found = sorted({placement for slopes in fitted.values() for placement in slopes})
-    cells = [{label: "{:+.3f} ± {:.3f}".format(*fitted[label][p]) if p in fitted[label] else "" for label in fitted} for p in found]
+    cells = [{label: said(*fitted[label][p]) if p in fitted[label] else "" for label in fitted} for p in found]
     return {"slopes_over_depth": pd.DataFrame(cells, columns=list(fitted)).assign(placement=found)[["placement", *fitted]]}
 
 

@@ -45,6 +45,7 @@ class Static:
     tokens: int
     accumulate: int
     windows: int
+    seeds: int
     fields: tuple[str, ...]
     every_step: tuple[str, ...]
 
@@ -73,6 +74,7 @@ def static_part(config: settings.Config, task: Task) -> Static:
         tokens=config.train.tokens,
         accumulate=config.train.accumulate,
         windows=-(-config.data.windows // config.train.batch) * config.train.batch,
+        seeds=config.probe.seeds,
         fields=on_batch(config.probe.fields) if config.train.steps else at_start(config.probe.fields),
         every_step=on_batch(config.probe.every_step),
     )

@@ -76,14 +76,13 @@ def draw(name: str, folder: Path, command: str | None = None) -> int:
     where = folder / "figures"
     where.mkdir(exist_ok=True)
     try:
-        figures = experiment.figures(runs, layers)
+        figures, tables = experiment.figures(runs, layers), experiment.tables(runs, layers)
+        claims = judge(experiment.CLAIMS, runs, layers)
     except ValueError as error:  # of a part of the grid not every figure can be made
         print(f"normflax: no figures of {folder}: {error}", file=sys.stderr)
         return 1
     for title, figure in figures.items():
         save(figure, figure.data, where, title, figure.caption, command or f"python -m experiments.{name} {folder}")
-    claims = judge(experiment.CLAIMS, runs, layers)
-    tables = experiment.tables(runs, layers)
     for title, table in (tables | {"claims": claims}).items():
         table.to_csv(where / f"{title}.csv", index=False)
     (where / "claims.md").write_text(markdown(claims, f"Claims of {name}"), encoding="utf-8")
@@ -143,7 +142,11 @@ def claims(words: list[str]) -> int:
             return 2
         folder = arguments.results / name
         tables = [load_table(folder, rows=rows) for rows in ("runs", "layers")] if folder.is_dir() else [pd.DataFrame()] * 2
-        judged.append(judge(experiment.CLAIMS, *tables).assign(experiment=name))
+        try:
+            judged.append(judge(experiment.CLAIMS, *tables).assign(experiment=name))
+        except ValueError as error:  # two settings where a claim has one
+            print(f"normflax: the claims of {folder} can't be judged: {error}", file=sys.stderr)
+            return 2
     ledger = pd.concat(judged, ignore_index=True)
     arguments.results.mkdir(parents=True, exist_ok=True)
     ledger.to_csv(arguments.results / "claims.csv", index=False)

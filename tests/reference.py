@@ -23,7 +23,7 @@ sublayers. Parameters are a flat dictionary; those of blocks are stacked on a le
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -276,69 +276,3 @@ def cross_entropy(logits: Logits, targets: Tokens, mask: Mask) -> float:
 def loss(trace: Trace, targets: Tokens, mask: Mask) -> float:
     """Mean cross-entropy of a forward pass over its valid targets, in nats per token."""
     return cross_entropy(trace.logits, targets, mask)
-
-
-def statistics(trace: Trace) -> dict:
-    """Scales of a forward pass; means run over batch and tokens, masked targets included.
-
-    second_moment [S+1]: mean over (b, t, i) of x^2 (M01)
-    variance      [S+1]: mean over (b, t) of the biased variance over i (M02)
-    peak          [S+1]: max over (b, t, i) of |x| (M04)
-    norm_input    site -> [norms]: mean over (b, t) of ||u||_2 / sqrt(D), uncentred, for every norm (M03)
-    branch_ratio  [S]: mean over (b, t) of ||b * out(F(u))||_2 / ||a * skip||_2 (M22)
-    attention_entropy [L]: mean over (b, h, t) of -sum_j A ln A; _share: that over the mean over t of ln(keys seen) (M23)
-    max_logit     [L]: largest score of a key that is seen (M24)
-    log_z, log_z_rms, mean_logit []: of ln Z = ln sum exp(logits) the mean and root mean square; mean of the logits (M25)
-    """
-    length = np.linalg.norm
-    weights = [softmax(scores) for scores in trace.scores]
-    entropy = np.array([np.mean(-np.sum(w * np.log(np.where(w > 0, w, 1)), -1)) for w in weights])
-    seen = np.array([np.mean(np.log(np.isfinite(scores).sum(-1))) for scores in trace.scores])
-    log_z = np.log(np.exp(trace.logits).sum(-1))
-    return {
-        "attention_entropy": entropy,
-        "attention_entropy_share": entropy / seen,
-        "max_logit": np.array([scores.max() for scores in trace.scores]),
-        "log_z": np.mean(log_z),
-        "log_z_rms": np.sqrt(np.mean(log_z**2)),
-        "mean_logit": np.mean(trace.logits),
-        "second_moment": np.array([np.mean(x**2) for x in trace.states]),
-        "variance": np.array([x.var(-1).mean() for x in trace.states]),
-        "peak": np.array([np.abs(x).max() for x in trace.states]),
-        "norm_input": {
-            site: np.array([np.mean(length(u, axis=-1)) / np.sqrt(u.shape[-1]) for u in inputs])
-            for site, inputs in trace.norm_inputs.items()
-        },
-        "branch_ratio": np.array([np.mean(length(f, axis=-1) / length(x, axis=-1)) for f, x in trace.branch]),
-    }
-
-
-def numerical_gradient(
-    f: Callable[[np.ndarray], float], array: np.ndarray, indices: Iterable[tuple[int, ...]], h: float = 1e-5
-) -> Float[np.ndarray, " n"]:
-    """Central differences (f(x + h e_i) - f(x - h e_i)) / 2h at the indices, in their order, in float64."""
-    slopes = []
-    for i in indices:
-        high, low = np.array(array, np.float64), np.array(array, np.float64)
-        high[i] += h
-        low[i] -= h
-        slopes.append((f(high) - f(low)) / (2 * h))
-    return np.array(slopes)
-
-
-def activation_gradient(params: Params, tokens: Tokens, targets: Tokens, mask: Mask, spec: Spec, l: int, h: float = 1e-5) -> Stream:
-    """dLoss / dx_l of the mean loss, x_l the stream after sublayer l = 0 … S (after its last norm), by central
-    differences through the remaining sublayers. Inside a block the input of the block is held fixed."""
-    states = forward(params, tokens, spec).states
-    block_input = states[l - 1] if l % 2 else None
-
-    def loss_from(x_l: np.ndarray) -> float:
-        return cross_entropy(resume(params, spec, l, x_l, block_input), targets, mask)
-
-    return numerical_gradient(loss_from, states[l], np.ndindex(states[l].shape), h).reshape(states[l].shape)
-
-
-def gradient_statistics(gradient: Stream, mask: Mask) -> dict[str, float]:
-    """M05: grad_rms = (number of valid targets) * sqrt(mean over (b, t, i) of G^2); grad_frobenius = ||G||_F."""
-    square = gradient**2
-    return {"grad_rms": float(mask.sum() * np.sqrt(square.mean())), "grad_frobenius": float(np.sqrt(square.sum()))}

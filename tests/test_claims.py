@@ -10,6 +10,7 @@ from normflax.analysis.compare import by_placement
 from normflax.analysis.intervals import Measured, geometric, share
 
 EMPTY = pd.DataFrame()
+ONE = pd.DataFrame({"placement": ["pre"]})
 
 
 @pytest.mark.parametrize(
@@ -46,12 +47,13 @@ def test_geometric_mean_is_of_logs():
 )
 def test_a_claim_is_judged_by_its_interval(bounds, value, verdict):
     claim = Claim("id", "", "", "", lambda runs, layers: Measured(value, value, value, 1), **bounds)
-    assert judge([claim], EMPTY, EMPTY).loc[0, "verdict"] == verdict
+    assert judge([claim], ONE, EMPTY).loc[0, "verdict"] == verdict
+    assert judge([claim], EMPTY, EMPTY).loc[0, "verdict"] == NOT_TESTED
 
 
 def test_a_claim_without_inputs_is_not_tested():
     claim = Claim("id", "", "", "", lambda runs, layers: None, at_most=0.0)
-    row = judge([claim], EMPTY, EMPTY).loc[0]
+    row = judge([claim], ONE, EMPTY).loc[0]
     assert (row["verdict"], row["seeds"], row["criterion"]) == (NOT_TESTED, 0, "≤ 0")
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import reference as ref
+import reference_probes as probed
 from flax import nnx
 from models import EVERY, OPTIONS, flat, gradients, looped, model, quick, settings, some_batch, spec
 
@@ -17,7 +17,7 @@ from normflax.model.placements import PLACEMENTS
 from normflax.model.transformer import matrices
 from normflax.probes import updates
 from normflax.probes.backward import activation_gradients, watch
-from normflax.probes.fields import FIELDS, chosen, on_batch
+from normflax.probes.fields import FIELDS, at_start, besides, chosen, on_batch
 from normflax.probes.schedule import probed_steps
 from normflax.probes.tidy import COLUMNS, ROLE_BRANCH, tidy
 from normflax.train import optim, step
@@ -54,8 +54,8 @@ def test_activation_gradients_are_the_references(placement: str):
     valid = int(batch.mask.sum())
     assert valid == 7  # of ten
     found = activation_gradients(jnp.asarray(gradients(placement).squares), jnp.float32(valid), batch.inputs.size * 8)
-    slopes = [ref.activation_gradient(p, batch.inputs, batch.targets, batch.mask, words, s) for s in states]
-    expected = [ref.gradient_statistics(g, batch.mask) for g in slopes]
+    slopes = [probed.activation_gradient(p, batch.inputs, batch.targets, batch.mask, words, s) for s in states]
+    expected = [probed.gradient_statistics(g, batch.mask) for g in slopes]
     for field in ("grad_rms", "grad_frobenius"):
         np.testing.assert_allclose(found[field], [e[field] for e in expected], rtol=1e-4, err_msg=field)
 
@@ -238,7 +238,9 @@ def test_steps_of_a_run_share_a_program():
 def test_every_field_says_what_it_is():
     for name, field in FIELDS.items():
         assert field.symbol and field.unit and len(field.definition) > 20, name
-        assert field.metric in {f"M{n:02d}" for n in (1, 2, 3, 4, 5, 6, 10, 20, 22, 23, 24, 25, 26)} | {"M06b", "M06d"}
+        assert field.metric in {f"M{n:02d}" for n in (*range(1, 7), *range(10, 13), *range(18, 21), *range(22, 27), 29)} | {
+            f"M06{x}" for x in "bcd"
+        }
 
 
 def test_fields_are_chosen_in_the_order_of_the_table():
@@ -247,7 +249,10 @@ def test_fields_are_chosen_in_the_order_of_the_table():
     core = chosen(("core",))
     assert "grad_block" in core and "log_z" in core and not {"attention_entropy", "max_logit", "model_update", "angle"} & set(core)
     assert chosen(("max_logit", "core")) == tuple(name for name in FIELDS if name in {*core, "max_logit"})
-    assert set(FIELDS) - set(on_batch(["all"])) == set(BESIDE) == {"model_update", "angle"}
+    beside = {"model_update", "angle", "mean_abs", "mean_abs_change"}
+    initial = {"grad_expected", "amplification", "amplification_gradient", "dependency"}
+    assert set(besides(["all"])) == beside and set(FIELDS) - set(on_batch(["all"])) == beside | initial
+    assert set(at_start(["all"])) == {*on_batch(["all"]), *initial, "angle"} - {"update_ratio", "update_rms"}
 
 
 def test_rows_name_the_block_sublayer_and_site_of_every_number():

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import reference as ref
+import reference_probes as probed
 
 B, T, V, D = 2, 5, 7, 8
 PLACEMENTS: dict[str, dict[str, Any]] = {
@@ -307,7 +308,7 @@ def test_statistics_give_the_worked_numbers():
     x, f = np.array([[[1.0, 3.0], [-4.0, 0.0]]]), np.array([[[0.0, 1.0], [6.0, 8.0]]])
     logits, scores = np.log([[[1.0, 3.0], [2.0, 6.0]]]), np.array([[[[0.0, -np.inf], [math.log(3), 0.0]]]])
     seen = {"logits": logits, "scores": [scores]}
-    found = ref.statistics(ref.Trace(states=[x, f], branch=[(f, x)], norm_inputs={"ffn.pre": [x, f]}, **seen))
+    found = probed.statistics(ref.Trace(states=[x, f], branch=[(f, x)], norm_inputs={"ffn.pre": [x, f]}, **seen))
     assert found["second_moment"] == pytest.approx([26 / 4, 101 / 4])
     assert found["variance"] == pytest.approx([(1 + 4) / 2, (1 / 4 + 1) / 2])
     assert found["peak"] == pytest.approx([4, 8])
@@ -318,13 +319,13 @@ def test_statistics_give_the_worked_numbers():
     assert found["max_logit"] == pytest.approx([math.log(3)])
     assert found["attention_entropy"] == pytest.approx([0.562335 / 2], abs=1e-6)
     assert found["attention_entropy_share"] == pytest.approx([0.811278], abs=1e-6)
-    gradient = ref.gradient_statistics(x, np.array([[True, True, True]]))
+    gradient = probed.gradient_statistics(x, np.array([[True, True, True]]))
     assert gradient == pytest.approx({"grad_rms": 3 * math.sqrt(26 / 4), "grad_frobenius": math.sqrt(26)})
 
 
 def test_numerical_gradient_of_a_cubic():
     x = np.array([[1.0, 2.0], [3.0, 4.0]])
-    slopes = ref.numerical_gradient(lambda x: float(np.sum(x**3) + x[0, 0] * x[1, 1]), x, [(1, 1), (0, 1)])
+    slopes = probed.numerical_gradient(lambda x: float(np.sum(x**3) + x[0, 0] * x[1, 1]), x, [(1, 1), (0, 1)])
     np.testing.assert_allclose(slopes, [49, 12], rtol=1e-8)
     np.testing.assert_array_equal(x, [[1, 2], [3, 4]])
 
@@ -335,7 +336,7 @@ def test_last_activation_gradient_is_the_analytic_one():
     odds = np.exp(ref.forward(params, tokens, spec).logits)
     errors = odds / odds.sum(-1, keepdims=True) - np.eye(V)[targets]
     expected = errors * mask[..., None] @ params["head"].T / mask.sum()
-    found = ref.activation_gradient(params, tokens, targets, mask, spec, 2 * spec.depth)
+    found = probed.activation_gradient(params, tokens, targets, mask, spec, 2 * spec.depth)
     np.testing.assert_allclose(found, expected, atol=1e-9)
 
 
@@ -348,9 +349,9 @@ def test_activation_gradients_agree_with_gradients_of_biases(name: str):
         def changed(w: np.ndarray) -> float:
             return ref.loss(ref.forward({**params, parameter: w}, tokens, spec), targets, mask)
 
-        return ref.numerical_gradient(changed, params[parameter], indices)
+        return probed.numerical_gradient(changed, params[parameter], indices)
 
-    gradients = [ref.activation_gradient(params, tokens, targets, mask, spec, s) for s in range(2 * spec.depth + 1)]
+    gradients = [probed.activation_gradient(params, tokens, targets, mask, spec, s) for s in range(2 * spec.depth + 1)]
     if spec.embed:
         np.testing.assert_allclose(slopes("embed.bias", np.ndindex(D)), gradients[0].sum((0, 1)), atol=1e-8)
     else:

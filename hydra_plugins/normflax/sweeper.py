@@ -49,11 +49,13 @@ class GridSweeper(BasicSweeper):
         given = {
             name: [*self._parse_config(), *(f"{k}={v}" for k, v in grid.items()), *arguments] for name, grid in self.grids.items()
         }
-        parser, jobs = OverridesParser.create(config_loader=loader), []
+        parser, jobs, configs = OverridesParser.create(config_loader=loader), [], []
         for words in given.values():
             check_words(words)
-            jobs += [job for job in self.split_arguments(parser.parse_overrides(words), None)[0] if job not in jobs]
-        configs = [resolve(loader.load_sweep_config(self.config, list(job))) for job in jobs]
+            for job in self.split_arguments(parser.parse_overrides(words), None)[0]:
+                config = resolve(loader.load_sweep_config(self.config, list(job)))
+                if config not in configs:  # two grids may say the same in other words
+                    jobs, configs = [*jobs, job], [*configs, config]
         for data in {repr(config.data): config.data for config in configs}.values():
             sources.load(data)  # so that text which is not there is missed now
         where = Path(configs[0].results) / configs[0].name

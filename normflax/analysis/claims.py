@@ -50,10 +50,13 @@ class Claim:
 
 
 def judge(claims: Sequence[Claim], runs: pd.DataFrame, layers: pd.DataFrame) -> pd.DataFrame:
-    """One row a claim: id, claim, statistic, criterion, value, low, high, seeds, verdict, source, remark."""
+    """One row a claim: id, claim, statistic, criterion, value, low, high, seeds, verdict, source, remark.
+
+    Without a run whose settings can be read nothing is tested.
+    """
     rows = []
     for claim in claims:
-        measured = claim.measure(runs, layers)
+        measured = claim.measure(runs, layers) if "placement" in runs and len(runs) else None
         known = measured or Measured(float("nan"), float("nan"), float("nan"), 0)
         rows.append(
             {

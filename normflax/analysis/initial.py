@@ -30,7 +30,7 @@ def growth(runs: pd.DataFrame, layers: pd.DataFrame, placement: str, column: str
 def pre_theory_error(runs, layers):
     """Largest |ln(q/q_theory)| over blocks under Pre-LN."""
     (_, q), (_, expected) = (growth(runs, layers, "pre", column) for column in ("value", "theory"))
-    return measured(q, lambda q: np.abs(np.log(mean_log(q) / expected[0])).max())
+    return measured(q, lambda q: np.abs(np.log(mean_log(q) / expected[0])).max()) if np.isfinite(expected).any() else None
 
 
 def pre_slope(runs, layers):
@@ -48,8 +48,7 @@ def sandwich_end(runs, layers):
 def deepnorm_input(runs, layers):
     """Largest |M03²/alpha² - 1| under DeepNorm, from the second norm on."""
     part = arm(runs, model__init="lecun", model__depth=DEPTH, placement="deepnorm")
-    part = layers[(layers["field"] == "norm_input") & layers["run"].isin(part["run"])]
-    lengths = part.pivot(index="seed", columns="sublayer", values="value").to_numpy(float)
+    lengths = rows(layers, part, "norm_input", site="post").pivot(index="seed", columns="sublayer", values="value").to_numpy(float)
     alpha = (2 * DEPTH) ** 0.25
     return measured(lengths, lambda lengths: np.abs(lengths.mean(0)[1:] ** 2 / alpha**2 - 1).max())
 
@@ -81,9 +80,11 @@ def post_floor(runs, layers):
 def post_level(runs, layers):
     """Smallest over largest gradient of a block of Post-LN: the smaller of both masks, 32 blocks of width 128."""
     parts = [arm(runs, model__depth=32, model__mask=mask, model__width=128) for mask in ("causal", "bidirectional")]
-    both = [by_seed(rows(layers, part, "grad_block"), "post")[1] for part in parts if len(part)]
-    if len(both) < 2:
+    both = [by_seed(rows(layers, part, "grad_block"), "post")[1] for part in parts]
+    if not all(values.size for values in both):
         return None
+    n = min(map(len, both))
+    both = [values[:n] for values in both]
     return jackknife(np.stack(both, 1), lambda g: min(mean_log(g[:, i]).min() / mean_log(g[:, i]).max() for i in range(2)))
 
 
@@ -92,7 +93,7 @@ def last_ffn(runs, layers, **settings) -> pd.DataFrame:
     return last_block(rows(layers, arm(runs, **settings), "grad_matrix", site="down"))
 
 
-def depth_slope(table, placement: str, most: float = np.inf):
+def depth_slope(table, placement: str, most: int | float = np.inf):
     """Slope in ln L over 8 ≤ L ≤ `most` of what `table(runs, layers)` holds for every model; it takes three depths."""
 
     def measure(runs, layers):
@@ -125,7 +126,8 @@ def post_over_pre(runs, layers):
     pairs = [by_depth(amplified(runs, layers), name) for name in ("post", "pre")]
     if any(100 not in depths for depths, _ in pairs):
         return None
-    values = np.stack([values[:, list(depths).index(100)] for depths, values in pairs], 1)
+    n = min(len(values) for _, values in pairs)
+    values = np.stack([values[:n, list(depths).index(100)] for depths, values in pairs], 1)
     return jackknife(values, lambda v: mean_log(v)[0] / mean_log(v)[1])
 
 
@@ -148,6 +150,6 @@ def post_rate(runs, layers):
 
     if not rho.size:
         return None
-    left = mean_log(1 - rho)
-    ratios = left[9:16] / left[8:15]
+    left = mean_log(1 - rho[:, 8:16])  # further up float32 has no digits left of it
+    ratios = left[1:] / left[:-1]
     return Measured(float(ratios[np.abs(ratios - 0.5).argmax()]), float(ratios.min()), float(ratios.max()), len(rho))

@@ -37,7 +37,8 @@ def arm(runs: pd.DataFrame, **settings: Any) -> pd.DataFrame:
 def rows(layers: pd.DataFrame, runs: pd.DataFrame, field: str, site: str | None = None) -> pd.DataFrame:
     """The rows of one field of these runs, in order, with placement and depth beside them.
 
-    Of states, those at the ends of blocks; `block` is then 0 (the embedding) to L.
+    Of states, those at the ends of blocks; `block` is then 0 (the embedding) to L. Raises ValueError where two of the runs are
+    the same model to these columns: a seed would count twice.
     """
     found = layers[(layers["field"] == field) & layers["run"].isin(runs["run"])]
     if site is not None:
@@ -46,7 +47,17 @@ def rows(layers: pd.DataFrame, runs: pd.DataFrame, field: str, site: str | None 
         found = found[found["sublayer"] % 2 == 0]
         found = found.assign(block=found["sublayer"] // 2)
     columns = ["run", "placement", "model.depth", "model.width", "model.mask"]
-    return found.merge(runs[columns], on="run").sort_values(["model.depth", "seed", "block", "sublayer"], ignore_index=True)
+    found = found.merge(runs[columns], on="run").sort_values(["model.depth", "seed", "block", "sublayer"], ignore_index=True)
+    once(found, [*columns[1:], "seed", "step", "block", "sublayer", "branch", "site"])
+    return found
+
+
+def once(found: pd.DataFrame, keys: list[str]) -> None:
+    """Raises ValueError where two rows are the same to `keys`."""
+    twice = found[found.duplicated(keys, keep=False)]
+    if len(twice):
+        one, *others = dict.fromkeys(twice.sort_values(keys)["run"].head(2))
+        raise ValueError(f"{one} and {others[0] if others else one} would count as one model: select one")
 
 
 def by_seed(found: pd.DataFrame, placement: str, depth: int | None = None, column: str = "value") -> tuple[np.ndarray, Seeds]:
@@ -69,10 +80,10 @@ def last_block(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def totals(found: pd.DataFrame) -> pd.DataFrame:
-    """√Σ over blocks of the squares of `value` and `theory`, one row a run and seed (M09 from M06b)."""
+    """√Σ over blocks of the squares of `value` and `theory`, one row a run and seed (M09 from M06b); NaN where a block's is."""
     keys = ["run", "placement", "model.depth", "model.width", "model.mask", "seed"]
     squared = found.assign(value=found["value"].astype(float) ** 2, theory=found["theory"].astype(float) ** 2)
-    return squared.groupby(keys)[["value", "theory"]].sum(min_count=1).pow(0.5).reset_index()
+    return squared.groupby(keys)[["value", "theory"]].sum(skipna=False).pow(0.5).reset_index()
 
 
 def slope(x: np.ndarray, y: np.ndarray) -> float:
@@ -81,7 +92,7 @@ def slope(x: np.ndarray, y: np.ndarray) -> float:
     return float(x @ (y - y.mean()) / (x @ x))
 
 
-def log_slope(x: np.ndarray, values: Seeds, least: float = 1, most: float = np.inf) -> float:
+def log_slope(x: np.ndarray, values: Seeds, least: int | float = 1, most: int | float = np.inf) -> float:
     """Slope of the mean over seeds of ln(values) in ln x, over least ≤ x ≤ most (M07 over blocks, M08 over depths)."""
     kept = (x >= least) & (x <= most)
     return slope(np.log(x[kept]), np.log(values[:, kept]).mean(0))
@@ -89,4 +100,4 @@ def log_slope(x: np.ndarray, values: Seeds, least: float = 1, most: float = np.i
 
 def first_fitted(depth: int) -> float:
     """The first block of a fit over the blocks of a stack (M07): the bottom has not settled."""
-    return max(4, depth / 16)
+    return max(4.0, depth / 16)

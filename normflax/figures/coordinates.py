@@ -19,10 +19,12 @@ def coordinates(layers: pd.DataFrame, runs: pd.DataFrame) -> Plot:
     """The depth coordinate check (M29): mean |x| of the last block's output, and of its change, against depth after each step.
 
     A panel per placement; a line is a step, dark the later, and its band the 95 % interval over seeds. Flat lines train alike at
-    every depth.
+    every depth. Raises ValueError where no run recorded them.
     """
     found = layers[layers["field"].isin(["mean_abs", "mean_abs_change"])].merge(runs[["run", "placement", "model.depth"]], on="run")
     found = found[(found["block"] == found["model.depth"]) & (found["value"] > 0)]
+    if found.empty:
+        raise ValueError("no run recorded mean_abs and mean_abs_change, which the depth coordinate check shows")
     table = over_seeds(found.assign(theory=np.nan), ["placement", "field", "step", "model.depth"])
     names, steps = order(table["placement"]), numbers(table, "step")
     shades = dict(zip(steps, ("#BBBBBB", "#88AACC", "#4477AA", "#113366"), strict=False))

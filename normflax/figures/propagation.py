@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from scipy import stats
 
+from normflax.analysis.propagation import once
 from normflax.figures.captions import base_init, listing, text, values
 from normflax.figures.frames import floats, numbers, only
 from normflax.figures.style import Plot, Style, context, display_name, grid, legend, order, styles, title
@@ -36,17 +37,28 @@ NAMED = {
 
 def over_seeds(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """One row for each combination of `keys`: the geometric `mean`, `low` and `high` of its 95 % interval (Student's t of the
-    logs), the root mean square `rms`, what `theory` expects of that, and the number of `seeds`."""
-    found = rows[[*keys, "theory"]].assign(log=np.log(floats(rows, "value")), square=floats(rows, "value") ** 2)
+    logs), the root mean square `rms`, what `theory` expects of that, and the number of `seeds`.
+
+    Values that have no logarithm are left out. Raises ValueError where a seed is there twice.
+    """
+    once(rows, [*keys, "seed"])
+    value = np.where(drawable(rows), floats(rows, "value"), np.nan)
+    found = rows[[*keys, "theory"]].assign(log=np.log(value), square=value**2)
     table = found.groupby(keys, as_index=False).agg(
-        log=("log", "mean"), sd=("log", "std"), seeds=("log", "size"), rms=("square", "mean"), theory=("theory", "first")
+        log=("log", "mean"), sd=("log", "std"), seeds=("log", "count"), rms=("square", "mean"), theory=("theory", "first")
     )
-    n = floats(table, "seeds")
+    n = np.maximum(floats(table, "seeds"), 1)
     half = stats.t.ppf(0.975, np.maximum(n - 1, 1)) * floats(table, "sd") / np.sqrt(n)
     table = table.assign(
         mean=np.exp(table["log"]), low=np.exp(table["log"] - half), high=np.exp(table["log"] + half), rms=np.sqrt(table["rms"])
     )
     return table[[*keys, "mean", "low", "high", "rms", "theory", "seeds"]]
+
+
+def drawable(rows: pd.DataFrame) -> np.ndarray:
+    """Which values a log axis has a place for: the finite ones above zero."""
+    value = floats(rows, "value")
+    return np.isfinite(value) & (value > 0)
 
 
 def over_blocks(
@@ -75,7 +87,8 @@ def over_blocks(
         plot.supylabel(label)
         legend(plot, looks, _marks(pd.concat(tables.values()), rms))
     plot.data = pd.concat(tables.values(), ignore_index=True)
-    plot.caption = _caption(f"{label[0].upper()}{label[1:]} against block, before any update.", plot.data, runs, rms, note)
+    head = f"{label[0].upper()}{label[1:]} against block, before any update."
+    plot.caption = _caption(head, plot.data, runs, rms, f"{note} {_left_out(panels)}".strip())
     return plot
 
 
@@ -107,7 +120,7 @@ def over_depth(
             panel.set_xticks([], minor=True)
             title(panel, name, len(tables))
             found = slopes.get(name, {})
-            lines = [f"{display_name(p)}: {found[p][0]:+.2f} ± {found[p][1]:.2f}" for p in order(found)]
+            lines = [f"{display_name(p)}: {fitted(*found[p], digits=2)}" for p in order(found)]
             panel.text(
                 1.02,
                 0.02,
@@ -122,8 +135,13 @@ def over_depth(
     plot.data = pd.concat(tables.values(), ignore_index=True)
     said = "Slopes are of the mean log in ln depth, with the standard error over seeds." if slopes else ""
     head = f"{label[0].upper()}{label[1:]} against depth, before any update."
-    plot.caption = _caption(head, plot.data, runs, rms, f"{said} {note}".strip())
+    plot.caption = _caption(head, plot.data, runs, rms, f"{said} {note} {_left_out(panels)}".strip())
     return plot
+
+
+def fitted(slope: float, error: float, digits: int = 3) -> str:
+    """`+0.50 ± 0.02`; of one seed, whose error is NaN, the slope alone."""
+    return f"{slope:+.{digits}f}" + ("" if np.isnan(error) else f" ± {error:.{digits}f}")
 
 
 def _series(axes: Axes, x: np.ndarray, part: pd.DataFrame, look: Style, every: Any, rms: bool) -> None:
@@ -150,6 +168,11 @@ def _marks(table: pd.DataFrame, rms: bool) -> list[Line2D]:
     return marks + [Line2D([], [], color="0.3", marker="x", linestyle="none", label="rms over seeds")] * rms
 
 
+def _left_out(panels: Mapping[str, pd.DataFrame]) -> str:
+    lost = sum(int((~drawable(rows)).sum()) for rows in panels.values())
+    return f"Left out: {lost} values that are no positive numbers." if lost else ""
+
+
 def _caption(head: str, table: pd.DataFrame, runs: pd.DataFrame, rms: bool, note: str) -> str:
     sentences = [
         head,
@@ -166,6 +189,8 @@ def settings(runs: pd.DataFrame) -> str:
     """One sentence with every setting of these models; one with several values names them all."""
     said = []
     for key, how in NAMED.items():
+        if key == "probe.seeds" and not (runs["train.steps"] == 0).any():  # a run that is trained has one
+            continue
         said.append(how.format(listing(map(text, values(runs[key])))))
     depths = values(runs["model.depth"])
     return f"Settings: {listing(map(str, depths))} blocks, {base_init(runs)}, {', '.join(said)}."

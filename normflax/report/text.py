@@ -5,6 +5,7 @@ from rich.console import Console
 from rich.table import Table
 
 from normflax.analysis.compare import by_placement
+from normflax.report.ledger import interval
 
 COLOURS = {"reproduced": "green", "not reproduced": "red", "not tested here": "yellow"}
 
@@ -56,9 +57,8 @@ def show_claims(claims: pd.DataFrame) -> None:
     for name in ("claim", "statistic", "criterion", "measured", "runs", "verdict"):
         table.add_column(name, justify="right" if name in ("criterion", "measured", "runs") else "left", overflow="fold")
     for row in claims.to_dict("records"):
-        measured = f"{row['value']:.3g} ({row['low']:.3g} to {row['high']:.3g})" if row["seeds"] else ""
         verdict = f"[{COLOURS[row['verdict']]}]{row['verdict']}[/]"
-        table.add_row(row["claim"], row["statistic"], row["criterion"], measured, str(row["seeds"]), verdict)
+        table.add_row(row["claim"], row["statistic"], row["criterion"], interval(row), str(row["seeds"]), verdict)
     console().print(table)
 
 

@@ -6,7 +6,7 @@ writes; weights are independent, of mean 0, and given by their variances. Backwa
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -16,18 +16,6 @@ from normflax.theory.kernels import Gram
 
 Squares = dict[str, float]
 """‖∂ℓ/∂W‖_F² by role."""
-
-
-class Branch(Protocol):
-    """One branch of one block."""
-
-    def forward(self, U: Gram) -> tuple[Gram, Any]:
-        """The Gram matrix of what it writes, and what the way back needs."""
-        ...
-
-    def backward(self, M: Gram, kept: Any) -> tuple[Gram, Squares]:
-        """The Gram matrix of the gradient at what it reads, and the squared gradients of its matrices."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -89,6 +77,10 @@ class FeedForward:
         back = self.up * before["up"] + (self.gate * before["gate"] if "gate" in before else 0.0)
         return self.width * self.hidden * back, squares
 
+
+Branch = Attention | FeedForward
+"""`forward` gives the Gram matrix of what a branch writes and what the way back needs; `backward` the Gram matrix of the gradient
+at what it reads and the squared gradients of its matrices."""
 
 KERNELS = {"relu": kernels.relu, "gelu": kernels.gelu, "swiglu": kernels.silu}
 """The pair of kernels behind each form of `model.ffn`."""

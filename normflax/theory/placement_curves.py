@@ -24,6 +24,9 @@ from normflax.theory import branches, gram
 from normflax.theory.gram import Normed, Sublayer
 from normflax.theory.kernels import Gram, correlation
 
+STREAM = ("pre", "out", "post", "embed", "final")
+"""The sites that act on the stream. Norms of q and k don't act on uniform attention."""
+
 
 class Uncovered(ValueError):
     """The theory has no curve for these settings; the message says why."""
@@ -91,7 +94,6 @@ def curves(
     """
     if misspelt := [name for name in model if name not in {f.name for f in fields(Model)}]:
         raise ConfigError(unknown("setting of model", misspelt[0], [f.name for f in fields(Model)]))
-    entry = placement if isinstance(placement, Placement) else find(placement)
     config = check(
         Config(
             placement="pre" if isinstance(placement, Placement) else placement,  # an entry has no name of its own
@@ -103,7 +105,7 @@ def curves(
         )
     )
     inputs = Inputs(np.arange(tokens)[None], None, np.ones((1, tokens), bool), vocab)
-    return propagate(config, entry, inputs, gradients)
+    return propagate(config, placement if isinstance(placement, Placement) else find(placement), inputs, gradients)
 
 
 def of_config(config: Config, inputs: Inputs, *, gradients: bool = True) -> Curves:
@@ -116,7 +118,12 @@ def propagate(config: Config, entry: Placement, inputs: Inputs, gradients: bool)
     refuse(config, inputs)
     m = config.model
     entry = coefficients.fitted_entry(config, entry)
-    norms = {site: normed(getattr(entry, site), config.norm) for site in ("pre", "out", "post", "embed", "final")}
+    if m.positions == "sinusoidal" and any(site and (site.kind or config.norm.kind) == "layer" for site in sites_of(entry)):
+        raise Uncovered(
+            "no theory for model.positions=sinusoidal under norm 'layer': these positions have a mean over the features, which"
+            " LayerNorm takes away; norm 'rms' is covered"
+        )
+    norms = {site: normed(getattr(entry, site), config.norm) for site in STREAM}
     blocks = stack(config, entry, norms, inputs.tokens.shape[1])
     embedded = embedding(config, inputs.tokens)
     K0 = norms["embed"].forward(embedded) if norms["embed"] else embedded
@@ -165,6 +172,11 @@ def refuse_logits(K: Gram) -> None:
         raise Uncovered(
             f"no theory for gradients of logits of variance {largest:.3g}: the softmax is expanded around unit variance"
         )
+
+
+def sites_of(entry: Placement) -> list[Site | None]:
+    """The sites of the stream."""
+    return [getattr(entry, site) for site in STREAM]
 
 
 def normed(site: Site | None, norm: Norm) -> Normed | None:
