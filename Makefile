@@ -1,4 +1,5 @@
-# `make reproduce` draws the main figures and `make test` runs the tests. Each target sets up the environment by itself.
+# `make reproduce` draws the main figures, `make signal` those of models at initialisation with their theory, and `make test` runs
+# the tests. Each target sets up the environment by itself.
 #   PYTHON=python3.12       the Python to set up with
 #   VENV=.venv              where the environment goes; make rebuilds it whenever requirements.lock changes
 #   WORKERS=2               how many processes run the tests
@@ -9,10 +10,13 @@ WORKERS ?= 2
 pythons := 3.11 3.12 3.13
 bin := $(VENV)/bin
 
-.PHONY: reproduce test lint types docs docs-check lock
+.PHONY: reproduce signal test lint types docs docs-check lock
 
 reproduce: $(VENV)/ready
 	@$(bin)/normflax reproduce depth_stability
+
+signal: $(VENV)/ready
+	@$(bin)/normflax reproduce signal
 
 test: $(VENV)/ready
 	@$(bin)/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)

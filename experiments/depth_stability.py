@@ -98,7 +98,7 @@ def deepnorm_level(runs: pd.DataFrame, layers: pd.DataFrame) -> Measured | None:
 
 def collapse(runs: pd.DataFrame, layers: pd.DataFrame) -> Measured | None:
     """Gradient norm of block 1 under Post-LN over that under Pre-LN, by seed, at the logged step nearest to 50."""
-    first = layers[(layers["field"] == "grad_block") & (layers["block"] == 1)]
+    first = layers.loc[(layers["field"] == "grad_block") & (layers["block"] == 1), ["run", "step", "value"]]
     part = deepest(runs, ("post", "pre"))[["run", "placement", "seed", "optim.rate"]].merge(first, on="run")
     part = part[part["optim.rate"] == part["optim.rate"].min()]
     if set(part["placement"]) != {"post", "pre"}:

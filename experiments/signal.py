@@ -74,15 +74,21 @@ CLAIMS = (
         f"{XIONG}, figure 3c",
         "Post-LN's last gradient does not depend on depth",
         M08,
-        depth_slope(last_ffn, "post"),
+        depth_slope(last_ffn, "post", 256),
         -0.25,
         0.25,
     ),
     claim(
-        "pre_last", f"{XIONG}, figure 3d", "Pre-LN's last gradient falls as 1/√L", M08, depth_slope(last_ffn, "pre"), -0.70, -0.35
+        "pre_last",
+        f"{XIONG}, figure 3d",
+        "Pre-LN's last gradient falls as 1/√L",
+        M08,
+        depth_slope(last_ffn, "pre", 256),
+        -0.70,
+        -0.35,
     ),
-    claim("sandwich_last", "theory", "so does Sandwich-LN's", M08, depth_slope(last_ffn, "sandwich"), -0.65, -0.35),
-    claim("deepnorm_last", "theory", "and DeepNorm's", M08, depth_slope(last_ffn, "deepnorm"), -0.60, -0.40),
+    claim("sandwich_last", "theory", "so does Sandwich-LN's", M08, depth_slope(last_ffn, "sandwich", 256), -0.65, -0.35),
+    claim("deepnorm_last", "theory", "and DeepNorm's", M08, depth_slope(last_ffn, "deepnorm", 256), -0.60, -0.40),
     claim("pre_last_ratio", f"{XIONG}, figure 3d", "from 6 to 14 blocks it falls by 0.62", "", initial.square_ratio, 0.50, 0.75),
     # The whole gradient over depth
     claim("post_total", DEEPNET, "Post-LN's whole gradient grows as √L", M09, depth_slope(total, "post", 128), 0.40, 0.78),
@@ -151,6 +157,11 @@ def gradients(runs: pd.DataFrame, layers: pd.DataFrame) -> dict:
         panels = {title: found for title, part in arms.items() if len(found := rows(layers, part, field))}
         if panels:
             drawn[name] = over_blocks(panels, seen(runs, panels), label, log_x=True, rms=True, note=note)
+    expected = arm(runs, model__depth=6)
+    means = {"one batch": "grad_matrix", "mean over 32 batches": "grad_expected"}
+    panels = {f"{title}, 6 blocks": rows(layers, expected, field, site="down") for title, field in means.items()}
+    if len(rows(layers, expected, "grad_expected", site="down")):
+        drawn["expected_gradient"] = over_blocks(panels, expected, "gradient of W_2", log_x=False, rms=True)
     return drawn
 
 

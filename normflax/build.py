@@ -208,7 +208,7 @@ class Programs:
             params = nnx.split(transformer(self.static, own))[1]
             return initial.measure(self.static, self.graph, params, own, arrays)
 
-        return jax.vmap(of_seed)(seeds)
+        return jax.lax.map(of_seed, seeds, batch_size=min(SEEDS_AT_ONCE, len(seeds)))
 
     def _lower(self, name: str, *args):
         if name == "init":
@@ -225,6 +225,9 @@ class Programs:
             self.seconds += time.perf_counter() - start
         return self._compiled[name](*args)
 
+
+SEEDS_AT_ONCE = 8
+"""Models of `initial` that lie in memory side by side; more seeds come in turn."""
 
 OPTIONS: dict[str, Any] = {
     "init": {"xla_backend_optimization_level": 0},

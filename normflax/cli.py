@@ -120,9 +120,10 @@ def compare(words: list[str]) -> int:
 
 
 def claims(words: list[str]) -> int:
-    """`normflax claims [NAME …]`: judge the claims of every experiment, or of those named, by the runs below RESULTS.
+    """`normflax claims [NAME …]`: judge the claims of every experiment by the runs below RESULTS/<experiment>.
 
-    Prints them and writes RESULTS/claims.md and RESULTS/claims.csv. Exit code 1 where a claim is not reproduced.
+    Writes RESULTS/claims.md and RESULTS/claims.csv, and prints all of them or those of the experiments named. Exit code 1 where
+    one of those is not reproduced.
     """
     parser = argparse.ArgumentParser(prog="normflax claims", description=claims.__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
@@ -135,11 +136,12 @@ def claims(words: list[str]) -> int:
     from normflax.report.ledger import markdown
     from normflax.report.text import show_claims
 
+    if any(find(name) is None for name in arguments.names):
+        return 2
     judged = []
-    for name in arguments.names or experiments():
+    for name in experiments():
         experiment = find(name)
-        if experiment is None:
-            return 2
+        assert experiment is not None
         folder = arguments.results / name
         tables = [load_table(folder, rows=rows) for rows in ("runs", "layers")] if folder.is_dir() else [pd.DataFrame()] * 2
         try:
@@ -151,9 +153,10 @@ def claims(words: list[str]) -> int:
     arguments.results.mkdir(parents=True, exist_ok=True)
     ledger.to_csv(arguments.results / "claims.csv", index=False)
     (arguments.results / "claims.md").write_text(markdown(ledger, "Claims"), encoding="utf-8")
-    show_claims(ledger)
+    shown = ledger[ledger["experiment"].isin(arguments.names or experiments())]
+    show_claims(shown)
     print(f"\nledger: {arguments.results / 'claims.md'}, {arguments.results / 'claims.csv'}")
-    return int((ledger["verdict"] == NOT_REPRODUCED).any())
+    return int((shown["verdict"] == NOT_REPRODUCED).any())
 
 
 def bench(words: list[str]) -> int:

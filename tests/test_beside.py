@@ -34,6 +34,15 @@ def test_angles_by_hand():
     np.testing.assert_allclose(found[np.triu_indices(3, 1)], [0.25, 1, 0.75], atol=2e-4)
 
 
+def test_sizes_and_changes_by_hand():
+    """M29 of two blocks: mean |x| after each, and of what changed since the start; signs don't cancel."""
+    start = jnp.array([[1.0, -1.0], [2.0, -4.0]]).reshape(2, 1, 1, 2)
+    now = start + jnp.array([[0.5, -0.5], [-1.0, 0.0]]).reshape(2, 1, 1, 2)
+    found = beside.sizes(now, start)
+    np.testing.assert_allclose(found["mean_abs"], [1.5, 2.5])
+    np.testing.assert_allclose(found["mean_abs_change"], [0.5, 0.5])
+
+
 @pytest.mark.parametrize("placement", ["pre", "post", "models:two_hop"])
 def test_what_blocks_are_given_is_the_references(placement: str):
     """Entry l is the stream before block l + 1, the last one that before the final norm; the readout is after it."""
@@ -46,6 +55,8 @@ def test_what_blocks_are_given_is_the_references(placement: str):
     x = np.stack(trace.states[::2]).reshape(3, -1, 8)
     cosine = np.einsum("lnd,mnd->lmn", x, x) / np.linalg.norm(x, axis=-1)[:, None] / np.linalg.norm(x, axis=-1)[None]
     expected = np.mean(np.arccos(np.clip(cosine, -1 + 1e-7, 1 - 1e-7)) / math.pi, axis=-1)
+    outputs = step.outputs(m.static, m.graph, m.params, m.hyper, windows)
+    np.testing.assert_allclose(outputs, np.stack(trace.states[2::2]), rtol=1e-4, atol=1e-4)
     found = step.angles(m.static, m.graph, m.params, m.hyper, windows)
     np.testing.assert_allclose(found[np.triu_indices(3, 1)], expected[np.triu_indices(3, 1)], rtol=1e-4)
 
@@ -54,12 +65,16 @@ def test_what_blocks_are_given_is_the_references(placement: str):
 def test_they_are_recorded_at_their_steps(tmp_path, monkeypatch, short):
     """model_update at every probed step, of the parameters before its update; angle at the first and the last."""
     monkeypatch.setattr(loop, "SHORT", short)
-    config = tiny(train__steps=9, optim__rate=0.05, probe__fields=["model_update", "angle"], data__windows=16, model__dropout=0.1)
+    fields = ["model_update", "angle", "mean_abs_change"]
+    config = tiny(train__steps=9, optim__rate=0.05, probe__fields=fields, data__windows=16, model__dropout=0.1)
     train(config, RunFolder.create(tmp_path / "run"))
     rows = load_table(tmp_path, rows="layers")
     moved = rows[rows["field"] == "model_update"].set_index("step")["value"]
-    assert set(rows["field"]) == {"model_update", "angle"} and list(moved.index) == list(range(9)) and moved[0] == 0
+    assert set(rows["field"]) == set(fields) and list(moved.index) == list(range(9)) and moved[0] == 0
     assert sorted(set(rows[rows["field"] == "angle"]["step"])) == [0, 8] and (rows["field"] == "angle").sum() == 2 * 3
+
+    changed = rows[rows["field"] == "mean_abs_change"].pivot(index="step", columns="block", values="value")
+    assert changed.shape == (9, 2) and not changed.loc[0].any() and (changed.loc[1:] > 0).all(axis=None)
 
     loaded = batches.load(config.data)
     compiled, hyper = programs(static_part(config, loaded.task)), hyper_part(config)

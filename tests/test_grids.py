@@ -1,15 +1,20 @@
 """A sweep as a union of grids, and the grids of the experiment signal: what is run, and what is refused before anything is."""
 
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobReturn, JobStatus
 from played import runs
 from tiny import WORDS
 
 from experiments import signal
-from hydra_plugins.normflax import launcher, sweeper
+from hydra_plugins.normflax import sweeper
+from normflax import app
 from normflax.analysis.propagation import arm
-from normflax.config import check, flat, resolve
+from normflax.config import check, flat, register, resolve
 
 
 def grids(**named: str) -> str:
@@ -31,7 +36,7 @@ def test_a_sweep_is_the_union_of_its_grids(here, played, call):
     code, out, error = call("-m", *WORDS[:3], *WORDS[4:], *given)
     assert code == 0 and not error and out.startswith("6 runs → results/runs")
     product = [(placement, depth, 0) for placement in ("post", "pre") for depth in (1, 2)]
-    assert jobs(played) == [*product, ("deepnorm", 6, 3), ("deepnorm", 6, 4)]
+    assert jobs(played) == [*product, ("deepnorm", 12, 3), ("deepnorm", 12, 4)]
     assert len(runs(here)) == 6
 
 
@@ -41,7 +46,7 @@ def test_without_grids_the_params_are_the_sweep(here, played, call):
 
 
 def test_the_command_line_replaces_of_params_and_of_every_grid(here, played, call):
-    given = [params('placement:"post,pre"'), grids(a='model.depth:"1,2",seed:"8,9"', b="placement:deepnorm,model.depth:1")]
+    given = [params('placement:"post,pre"'), grids(a='model.depth:"1,2",seed:"8,9"', b='placement:deepnorm,model.depth:"1"')]
     code, out, _ = call("-m", *WORDS, *given, "placement=sandwich", "seed=5,6")  # WORDS have model.depth=2
     assert code == 0 and out.startswith("2 runs")
     assert jobs(played) == [("sandwich", 2, 5), ("sandwich", 2, 6)]
@@ -50,13 +55,13 @@ def test_the_command_line_replaces_of_params_and_of_every_grid(here, played, cal
 @pytest.mark.parametrize(
     "same",
     [
-        pytest.param('model.depth:1,seed:"0,1"', id="the same words"),
-        pytest.param('seed:"0,1",model.depth:1', id="in another order"),
-        pytest.param('model.depth:1,seed:"0,1",placement:pre', id="with a default spelt out"),
+        pytest.param('model.depth:"1",seed:"0,1"', id="the same words"),
+        pytest.param('seed:"0,1",model.depth:"1"', id="in another order"),
+        pytest.param('model.depth:"1",seed:"0,1",placement:pre', id="with a default spelt out"),
     ],
 )
 def test_a_job_of_two_grids_runs_once(here, played, call, same):
-    given = [*WORDS[:3], *WORDS[4:], grids(a='model.depth:1,seed:"0,1,2"', b=same)]
+    given = [*WORDS[:3], *WORDS[4:], grids(a='model.depth:"1",seed:"0,1,2"', b=same)]
     code, out, _ = call("-m", *given)
     assert code == 0 and out.startswith("3 runs") and "done already" not in out
     assert jobs(played) == [("pre", 1, 0), ("pre", 1, 1), ("pre", 1, 2)]
@@ -94,21 +99,30 @@ def test_a_mistake_in_one_grid_is_told_before_anything_runs(here, played, call, 
 
 
 @pytest.fixture
-def composed(here, call, monkeypatch):
+def composed(here, monkeypatch):
     """The settings of every job of `normflax train experiment=signal`, none of which is run."""
     found = []
 
-    def launch(self, job_overrides, initial_job_idx):
-        found.extend(resolve(self.hydra_context.config_loader.load_sweep_config(self.config, list(job))) for job in job_overrides)
-        return [JobReturn(_return_value=0.0, status=JobStatus.COMPLETED) for _ in job_overrides]
+    def launch(jobs, initial_job_idx):
+        return [JobReturn(_return_value=0.0, status=JobStatus.COMPLETED) for _ in jobs]
 
-    monkeypatch.setattr(launcher.WorkersLauncher, "launch", launch)
+    def remember(job):
+        found.append(resolve(job))
+        return found[-1]
+
     monkeypatch.setattr(sweeper, "_draw", lambda *_: None)
-    code, _, error = call("experiment=signal")
-    assert code == 0, error
+    monkeypatch.setattr("normflax.config.resolve", remember)
+    register()
+    with initialize_config_dir(str(app.CONFIGS), version_base="1.3"):
+        config = compose("config", ["experiment=signal"], return_hydra_config=True)
+        swept = sweeper.GridSweeper(None, config.hydra.sweeper.params, config.hydra.sweeper.grids)
+        swept.config, swept.launcher = config, SimpleNamespace(launch=launch)
+        swept.hydra_context = SimpleNamespace(config_loader=GlobalHydra.instance().config_loader())
+        swept.sweep(["experiment=signal"])
     return found
 
 
+@pytest.mark.slow
 def test_every_job_of_signal_is_a_run_and_the_preset_holds_every_arm(composed):
     for config in composed:
         check(config)

@@ -112,7 +112,7 @@ def test_status_fields_are_set_one_by_one_and_finish_comes_last(tmp_path: Path):
     run.update_status(step=4, heldout={"final": np.float32("nan")})
     assert run.status["step"] == 4 and run.status["levels"] == {"unigram": 3.1}
     assert math.isnan(run.status["heldout"]["final"])
-    run.layers(4, rows_of(2))
+    run.layers(4, 3, rows_of(2))
     run.finish(verdict="OK")
     assert (run.status["state"], run.status["verdict"]) == ("finished", "OK")
     assert run.status["started"] <= run.status["ended"]
@@ -144,13 +144,13 @@ def test_scalars_are_on_disk_when_the_call_returns_one_strict_line_a_row(tmp_pat
 def test_a_reopened_run_goes_on_after_the_last_whole_line_and_the_last_part(tmp_path: Path):
     run = RunFolder.create(tmp_path / "run")
     run.scalars([{"step": 0, "loss": 5.0}])
-    run.layers(0, rows_of(2))
+    run.layers(0, 3, rows_of(2))
     run.flush()
     with (run.path / "scalars.jsonl").open("a") as file:
         file.write('{"step": 1, "lo')
     run = RunFolder.open(run.path)
     run.scalars([{"step": 1, "loss": 4.0}])
-    run.layers(1, rows_of(2))
+    run.layers(1, 3, rows_of(2))
     run.flush()
     assert load_table(run.path, "steps")["step"].tolist() == [0, 1]
     assert [part.name for part in run.parts] == ["part-00000.parquet", "part-00001.parquet"]
@@ -167,16 +167,19 @@ def test_parts_hold_tidy_rows_where_null_nan_and_infinity_differ(tmp_path: Path)
         "field": ["second_moment"] * 4,
         "value": [1.25, math.nan, math.inf, None],
     }
-    run.layers(7, columns)
-    run.layers(8, columns | {"value": np.ma.masked_array([1.0, 2.0, 3.0, 4.0], [0, 1, 0, 0])})
+    run.layers(7, 3, columns)
+    later = columns | {"value": np.ma.masked_array([1.0, 2.0, 3.0, 4.0], [0, 1, 0, 0]), "theory": [0.5, None, 1.5, None]}
+    run.layers(8, 2**32 - 1, later)
     run.flush()
     run.flush()
     (part,) = run.parts
     table = pq.read_table(part)
-    kinds = {"run": "string", "step": "int32", "block": "int32", "sublayer": "int32", "branch": "string"}
-    kinds |= {"site": "string", "field": "string", "value": "float"}
+    kinds = {"run": "string", "step": "int32", "seed": "int64", "block": "int32", "sublayer": "int32", "branch": "string"}
+    kinds |= {"site": "string", "field": "string", "value": "float", "theory": "float"}
     assert {field.name: str(field.type) for field in table.schema} == kinds
     assert table["run"].to_pylist() == ["run"] * 8 and table["step"].to_pylist() == [7] * 4 + [8] * 4
+    assert table["seed"].to_pylist() == [3] * 4 + [2**32 - 1] * 4
+    assert table["theory"].to_pylist() == [None] * 4 + [0.5, None, 1.5, None]
     assert table["block"].to_pylist()[:4] == [0, 1, 1, None]
     assert table["sublayer"].to_pylist()[:4] == [0, 1, 2, 2]
     assert table["branch"].to_pylist()[:4] == ["embed", "attention", "ffn", "final"]
@@ -193,7 +196,7 @@ def test_values_of_a_device_array_are_stored(tmp_path: Path):
     import jax.numpy as jnp
 
     run = RunFolder.create(tmp_path / "run")
-    run.layers(0, rows_of(3) | {"value": jnp.arange(3, dtype=jnp.bfloat16), "block": jnp.arange(3)})
+    run.layers(0, 3, rows_of(3) | {"value": jnp.arange(3, dtype=jnp.bfloat16), "block": jnp.arange(3)})
     run.flush()
     assert pq.read_table(run.parts[0])["value"].to_pylist() == [0.0, 1.0, 2.0]
 
@@ -201,9 +204,9 @@ def test_values_of_a_device_array_are_stored(tmp_path: Path):
 def test_layer_columns_that_do_not_fit_are_refused(tmp_path: Path):
     run = RunFolder.create(tmp_path / "run")
     with pytest.raises(ValueError, match="differ in length"):
-        run.layers(0, rows_of(3) | {"block": [1]})
+        run.layers(0, 3, rows_of(3) | {"block": [1]})
     with pytest.raises(ValueError, match="layer columns are"):
-        run.layers(0, {"value": [1.0]})
+        run.layers(0, 3, {"value": [1.0]})
 
 
 def test_a_killed_run_keeps_every_row_up_to_its_last_flush(tmp_path: Path):
@@ -218,7 +221,7 @@ columns = {"block": list(range(n)), "sublayer": [None] * n, "branch": ["ffn"] * 
 step = 0
 while True:
     run.scalars([{"step": step, "loss": 1 / (step + 1), "note": 1.0} for step in range(step, step + 50)])
-    run.layers(step, columns)
+    run.layers(step, 3, columns)
     run.flush()
     run.update_status(step=step + 50)
     step += 50

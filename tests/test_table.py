@@ -246,10 +246,10 @@ def test_layers_keep_nan_and_infinity_and_leave_out_what_was_not_logged(tmp_path
         "value": [1.5, math.nan, math.inf, None],
     }
     for step in (0, 10):
-        run.layers(step, columns)
+        run.layers(step, 3, columns)
         run.flush()
     table = load_table(tmp_path, "layers")
-    assert table.columns.tolist() == ["run", "step", "block", "sublayer", "branch", "site", "field", "value"]
+    assert table.columns.tolist() == ["run", "step", "seed", "block", "sublayer", "branch", "site", "field", "value", "theory"]
     assert table["step"].tolist() == [0, 0, 0, 10, 10, 10] and table["run"].unique().tolist() == [run.id]
     np.testing.assert_array_equal(table["value"][:3], np.float32([1.5, np.nan, np.inf]))
     assert table["value"].dtype == np.float32
@@ -274,7 +274,7 @@ def test_what_is_broken_is_left_out_and_named(tmp_path: Path, caplog: pytest.Log
     rows = {key: [1, 1] for key in ("block", "sublayer")} | {key: ["ffn"] * 2 for key in ("branch", "site", "field")}
     for run in (good, bad):
         for step in range(2):
-            run.layers(step, rows | {"value": [0.5, 1.5]})
+            run.layers(step, 3, rows | {"value": [0.5, 1.5]})
             run.flush()
     half = bad.parts[1].read_bytes()
     bad.parts[1].write_bytes(half[: len(half) // 2])

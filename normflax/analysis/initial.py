@@ -93,12 +93,12 @@ def last_ffn(runs, layers, **settings) -> pd.DataFrame:
     return last_block(rows(layers, arm(runs, **settings), "grad_matrix", site="down"))
 
 
-def depth_slope(table, placement: str, most: int | float = np.inf):
-    """Slope in ln L over 8 ≤ L ≤ `most` of what `table(runs, layers)` holds for every model; it takes three depths."""
+def depth_slope(table, placement: str, most: int):
+    """Slope in ln L over 8 ≤ L ≤ `most` of what `table(runs, layers)` holds for every model; it takes both ends and one between."""
 
     def measure(runs, layers):
         depths, values = by_depth(table(runs, layers), placement)
-        if ((depths >= 8) & (depths <= most)).sum() < 3:
+        if not {8, most} <= set(depths) or ((depths >= 8) & (depths <= most)).sum() < 3:
             return None
         return measured(values, lambda values: log_slope(depths, values, least=8, most=most))
 

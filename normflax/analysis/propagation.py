@@ -64,13 +64,18 @@ def by_seed(found: pd.DataFrame, placement: str, depth: int | None = None, colum
     """The blocks and, as [seeds, blocks], the values of one placement at one depth (the only one where it is not given)."""
     part = found[found["placement"] == placement]
     part = part if depth is None else part[part["model.depth"] == depth]
-    table = part.pivot(index="seed", columns="block", values=column)
-    return table.columns.to_numpy(int), table.to_numpy(float)
+    return _pivot(part, "block", column)
 
 
 def by_depth(found: pd.DataFrame, placement: str, column: str = "value") -> tuple[np.ndarray, Seeds]:
     """The depths and, as [seeds, depths], the values of a table with one row a seed and depth."""
-    table = found[found["placement"] == placement].pivot(index="seed", columns="model.depth", values=column)
+    return _pivot(found[found["placement"] == placement], "model.depth", column)
+
+
+def _pivot(found: pd.DataFrame, over: str, column: str) -> tuple[np.ndarray, Seeds]:
+    """Of the seeds that have a row everywhere; a value that is NaN is one."""
+    there = found.assign(there=True).pivot(index="seed", columns=over, values="there").notna().all(axis=1)
+    table = found.pivot(index="seed", columns=over, values=column)[there]
     return table.columns.to_numpy(int), table.to_numpy(float)
 
 

@@ -31,12 +31,13 @@ class Field:
     unit: str
     definition: str
     parts: Literal["mean", "max", "rms"] = "mean"
-    cost: str = "in the noise"
+    cost: str = "at most 2 %"
     core: bool = True
     when: When = "step"
 
 
 UNTIMED = "not measured"
+"""The cost of fields that came after the last `normflax bench --fields`."""
 
 FIELDS: dict[str, Field] = {
     "second_moment": Field(
@@ -116,7 +117,7 @@ FIELDS: dict[str, Field] = {
         "nats",
         "entropy -Σ A ln A of a query's attention weights over the keys it may see, mean over batch, heads and queries; before "
         "dropout",
-        cost="6 %",
+        cost="9 %",
         core=False,
     ),
     "attention_entropy_share": Field(
@@ -125,7 +126,7 @@ FIELDS: dict[str, Field] = {
         "attention",
         "1",
         "the entropy over the mean over queries of ln n, for n keys that the query may see: 1 for weights that are all alike",
-        cost="8 %",
+        cost="10 %",
         core=False,
     ),
     "max_logit": Field(
@@ -134,7 +135,7 @@ FIELDS: dict[str, Field] = {
         "attention",
         "1",
         "largest attention score over batch, heads, queries and the keys they may see, after the division by √K",
-        cost="3 %",
+        cost="2.5 %",
         parts="max",
         core=False,
     ),
@@ -176,7 +177,7 @@ FIELDS: dict[str, Field] = {
         "1",
         "on eight fixed held-out windows, mean over tokens of the length of the change since step 0 of what the head reads, after "
         "the final norm where there is one, over √D; without dropout",
-        cost="12 %",
+        cost="11 %",
         core=False,
         when="beside",
     ),
@@ -188,7 +189,7 @@ FIELDS: dict[str, Field] = {
         "on the same windows, at the first and the last step: arccos of the cosine between what two blocks are given, over π, mean "
         "over tokens; rows carry the lower block input l = 0 … L as `block` and the distance m - l as `site`; input L is the "
         "stream before the final norm",
-        cost="13 %",
+        cost="14 %",
         core=False,
         when="beside",
     ),

@@ -30,7 +30,7 @@ LAYERS = pa.schema(
     [
         ("run", pa.string()),
         ("step", pa.int32()),
-        ("seed", pa.int32()),  # of the run, or of one of the models it measured
+        ("seed", pa.int64()),  # of the run, or of one of the models it measured
         ("block", pa.int32()),  # from 1; 0 is the embedding, null the final norm
         ("sublayer", pa.int32()),  # 0..S; null where a row belongs to a block
         ("branch", pa.string()),  # embed, attention, ffn, final
@@ -131,7 +131,7 @@ class RunFolder:
             raise ValueError(f"layer columns differ in length: {lengths}")
         n = lengths["value"]
         columns = {"theory": [None] * n, **columns}
-        arrays = [pa.array([self.id] * n, pa.string()), *(pa.array([x] * n, pa.int32()) for x in (step, seed))]
+        arrays = [pa.array([self.id] * n, pa.string()), pa.array([step] * n, pa.int32()), pa.array([seed] * n, pa.int64())]
         arrays += [_array(columns[name], LAYERS.field(name).type) for name in (*COLUMNS, "theory")]
         self._pending.append(pa.Table.from_arrays(arrays, schema=LAYERS))
 

@@ -90,6 +90,9 @@ AXES = {
 }
 
 
+READ = {"step": "on a step's batch", "update": "on the update", "beside": "on held-out windows", "initial": "at `initial`"}
+
+
 def probes() -> str:
     """docs/probes.md"""
     lines = [
@@ -101,17 +104,20 @@ def probes() -> str:
         "update. Gradients are those of what is minimised, a mean over valid targets, before clipping. Probes change no number",
         "of a run. `probe.fields=[core]`, the default, records those marked ●, `[all]` every one, `[core,max_logit]` what is",
         "named.",
-        "The cost is what reading a field adds to a step that reads it (24 blocks of width 64, 16 x 128 tokens, 2 cores; the",
-        "noise of that measurement is 5 %; all core fields together add 4 to 6 %).",
+        "Fields read at `initial` are those of models that have made no update, `train.steps=0`: there `probe.seeds=8` reads eight",
+        "seeds in one program on one batch, and a column `theory` of the layer rows holds what theory expects.",
+        "The cost is what reading a field adds to a step that reads it (24 blocks of width 64, 16 x 128 tokens, 2 cores, 21 rounds",
+        "in turn with the plain step; that step against itself: 0.2 %). All core fields together add 5 %.",
         "",
-        "| field | | metric | symbol | one value for | unit | definition | cost |",
-        "|---|---|---|---|---|---|---|---|",
+        "| field | | metric | symbol | one value for | read | unit | definition | cost |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, field in FIELDS.items():
         symbol = field.symbol.replace("|", "\\|")
         definition, mark = field.definition.replace("|", "\\|"), "●" if field.core else ""
         lines.append(
-            f"| `{name}` | {mark} | {field.metric} | {symbol} | {AXES[field.axis]} | {field.unit} | {definition} | {field.cost} |"
+            f"| `{name}` | {mark} | {field.metric} | {symbol} | {AXES[field.axis]} | {READ[field.when]} | {field.unit} |"
+            f" {definition} | {field.cost if field.when != 'initial' else ''} |"
         )
     lines += [
         "",

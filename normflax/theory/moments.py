@@ -11,19 +11,13 @@ gradients independent of the values and weights that they meet.
 Kedia et al. 2024, "Transformers Get Stable: An End-to-End Signal Propagation Theory for Language Models", arXiv:2403.09635.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from math import exp, inf, isfinite, log, pi, sqrt
+from math import exp, inf, isfinite, log, sqrt
 
 import numpy as np
-from scipy.special import ndtr
 
-Smoothed = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""E f(y) of an f, over y of mean m and variance v: [n], [n] -> [n]. At v = 0 it is f(m)."""
-
-NODES, REACH = 96, 12.0
-"""Points of the Gauss-Legendre rule on one piece, and the standard deviations from the mean at which integrals end."""
+from normflax.theory import gaussian
+from normflax.theory.gaussian import Smoothed, pair
 
 
 @dataclass(frozen=True)
@@ -75,12 +69,12 @@ def relu(x: Moments) -> Moments:
 
     Cho and Saul 2009, equations 3 to 6; Kedia et al. 2024.
     """
-    return _activation(_relu, x)
+    return _activation(gaussian.relu, x)
 
 
 def relu_backward(g: Gradient, x: Moments) -> Gradient:
     """1[x > 0]·g, with x what the forward pass read. At mean 0: variance g²/2, covariance r_g g² (1/4 + arcsin(r)/2π)."""
-    return _activation_backward(_relu_slope, g, x)
+    return _activation_backward(gaussian.relu_slope, g, x)
 
 
 def gelu(x: Moments) -> Moments:
@@ -90,7 +84,7 @@ def gelu(x: Moments) -> Moments:
 
     Kedia et al. 2024.
     """
-    return _activation(_gelu, x)
+    return _activation(gaussian.gelu, x)
 
 
 def gelu_backward(g: Gradient, x: Moments) -> Gradient:
@@ -100,7 +94,7 @@ def gelu_backward(g: Gradient, x: Moments) -> Gradient:
 
     Kedia et al. 2024.
     """
-    return _activation_backward(_gelu_slope, g, x)
+    return _activation_backward(gaussian.gelu_slope, g, x)
 
 
 def layer_norm(x: Moments) -> Moments:
@@ -253,53 +247,12 @@ def _sum(skip: Moments | Gradient, branch: Moments | Gradient, a: float, b: floa
 
 def _activation(f: Smoothed, x: Moments) -> Moments:
     mean = float(f(np.array([x.mean]), np.array([x.variance]))[0])
-    return _moments(mean, *(_pair(lambda m, v: f(m, v) - mean, x, r) for r in (1.0, x.correlation)))
+    return _moments(mean, *(pair(lambda m, v: f(m, v) - mean, x.mean, x.variance, r) for r in (1.0, x.correlation)))
 
 
 def _activation_backward(slope: Smoothed, g: Gradient, x: Moments) -> Gradient:
-    square, product = (_pair(slope, x, r) for r in (1.0, x.correlation))
+    square, product = (pair(slope, x.mean, x.variance, r) for r in (1.0, x.correlation))
     return _gradient(g.variance * square, g.variance * g.correlation * product)
-
-
-def _pair(f: Smoothed, x: Moments, r: float) -> float:
-    """E f(x) f(y) of two Gaussians with correlation r: the integral over x of f(x) E[f(y) | x]."""
-    s, mean = sqrt(x.variance), x.mean
-    # The ends of the pieces are where x and where E[y | x] change sign: a kink between pieces costs no digits.
-    signs = [-mean / s if s else 0.0, -mean / (r * s) if r * s else 0.0]
-    ends = np.unique(np.clip([-REACH, *signs, REACH], -REACH, REACH))
-    points, weights = _rule()
-    half = np.diff(ends)[:, None] / 2
-    z = (ends[:-1, None] + half * (1 + points)).ravel()
-    here, there = f(mean + s * z, np.zeros_like(z)), f(mean + r * s * z, np.full_like(z, (1 - r**2) * x.variance))
-    return float(np.sum((half * weights).ravel() * _density(z) * here * there))
-
-
-@lru_cache(maxsize=1)
-def _rule() -> tuple[np.ndarray, np.ndarray]:
-    return np.polynomial.legendre.leggauss(NODES)
-
-
-def _relu(m: np.ndarray, v: np.ndarray) -> np.ndarray:
-    s = np.sqrt(np.maximum(v, 1e-300))
-    return m * ndtr(m / s) + s * _density(m / s)
-
-
-def _relu_slope(m: np.ndarray, v: np.ndarray) -> np.ndarray:
-    return ndtr(m / np.sqrt(np.maximum(v, 1e-300)))
-
-
-def _gelu(m: np.ndarray, v: np.ndarray) -> np.ndarray:
-    s = np.sqrt(1 + v)
-    return m * ndtr(m / s) + v / s * _density(m / s)
-
-
-def _gelu_slope(m: np.ndarray, v: np.ndarray) -> np.ndarray:
-    u = m / np.sqrt(1 + v)
-    return ndtr(u) + u / (1 + v) * _density(u)
-
-
-def _density(u: np.ndarray) -> np.ndarray:
-    return np.exp(-(np.minimum(np.abs(u), 40.0) ** 2) / 2) / sqrt(2 * pi)  # beyond 40 it is 0, and its square may overflow
 
 
 def _overlaps(keys: int, variance: float, correlation: float = 0.0, name: str = "score_variance") -> tuple[float, float]:
