@@ -35,6 +35,7 @@ class WorkersLauncher(Launcher):
 
     def __init__(self, workers: int | None = None):
         self.workers = workers
+        self.composed: dict[tuple[str, ...], Any] = {}  # jobs whose settings a sweeper has composed already
         self.config: Any = None
         self.hydra_context: Any = None
 
@@ -47,7 +48,8 @@ class WorkersLauncher(Launcher):
         from normflax.config import resolve
         from normflax.sweep.identity import static_key
 
-        composed = [self.hydra_context.config_loader.load_sweep_config(self.config, list(job)) for job in job_overrides]
+        load = self.hydra_context.config_loader.load_sweep_config
+        composed = [self.composed.get(tuple(job)) or load(self.config, list(job)) for job in job_overrides]
         configs = [resolve(job) for job in composed]
         groups: dict[str, list[int]] = {}
         for number, config in enumerate(configs):

@@ -49,11 +49,13 @@ class GridSweeper(BasicSweeper):
         given = {
             name: [*self._parse_config(), *(f"{k}={v}" for k, v in grid.items()), *arguments] for name, grid in self.grids.items()
         }
-        parser, jobs, configs = OverridesParser.create(config_loader=loader), [], []
+        parser, composed = OverridesParser.create(config_loader=loader), {}
+        jobs, configs = [], []
         for words in given.values():
             check_words(words)
             for job in self.split_arguments(parser.parse_overrides(words), None)[0]:
-                config = resolve(loader.load_sweep_config(self.config, list(job)))
+                composed[tuple(job)] = loader.load_sweep_config(self.config, list(job))
+                config = resolve(composed[tuple(job)])
                 if config not in configs:  # two grids may say the same in other words
                     jobs, configs = [*jobs, job], [*configs, config]
         for data in {repr(config.data): config.data for config in configs}.values():
@@ -62,6 +64,8 @@ class GridSweeper(BasicSweeper):
         for words in given.values():
             _write_grid(where, words)
         print(f"{len(jobs)} runs → {where}", flush=True)
+        if hasattr(self.launcher, "composed"):
+            self.launcher.composed = composed  # a job takes Hydra a tenth of a second to compose
         if configs[0].fail_fast:
             returns: list[JobReturn] = []
             for number, job in enumerate(jobs):
@@ -107,5 +111,5 @@ def _report(failed: list[tuple[Sequence[str], JobReturn]], jobs: int, left: int)
     lines = [f"{len(failed)} of {jobs} runs failed" + (f", {left} were not started (fail_fast)" if left else "") + ":"]
     for job, ret in failed:
         error = ret._return_value
-        lines.append(f"  {' '.join(job)}: {type(error).__name__}: {error}")
+        lines.append(f"  {' '.join(job)}: {type(error).__name__}: {' '.join(str(error).split())}")
     return "\n".join(lines)
