@@ -64,8 +64,9 @@ class GridSweeper(BasicSweeper):
         for words in given.values():
             _write_grid(where, words)
         print(f"{len(jobs)} runs → {where}", flush=True)
-        if hasattr(self.launcher, "composed"):
-            self.launcher.composed = composed  # a job takes Hydra a tenth of a second to compose
+        launcher: Any = self.launcher
+        if hasattr(launcher, "composed"):
+            launcher.composed = composed  # a job takes Hydra a tenth of a second to compose
         if configs[0].fail_fast:
             returns: list[JobReturn] = []
             for number, job in enumerate(jobs):
