@@ -31,6 +31,7 @@ PRESETS = {"quick": ("signal",), "thorough": ("signal/thorough",), "full": ("sig
 
 PERI = "Kim et al. 2025 (Peri-LN), arXiv:2502.02732"
 XIONG, DEEPNET, ADMIN = "Xiong et al. 2020", "Wang et al. 2022 (DeepNet)", "Liu et al. 2020 (Admin)"
+FIGURE_3 = f"{XIONG}, figure 3c, d"
 KEDIA, NOCI = "Kedia et al. 2024 (DeepScaleLM)", "Noci et al. 2022"
 M07 = "slope of ln‖g_l‖ in ln l over the blocks l ≥ max(4, L/16), 64 blocks"
 M08 = "slope of ln‖∂ℓ/∂W_2‖ of the last FFN in ln L, 8 to 256 blocks"
@@ -45,6 +46,21 @@ def claim(name: str, source: str, sentence: str, statistic: str, measure, at_lea
     return Claim(f"signal_{name}", source, sentence, words, measure, at_least, at_most)
 
 
+def over_blocks_in(mask: str, tail: str = "") -> tuple[Claim, ...]:
+    """The slopes over the blocks of one stack under a mask."""
+    slope = {name: initial.layer_slope(name, mask) for name in ("pre", "sandwich", "deepnorm")}
+    return (
+        claim(f"pre_blocks{tail}", KEDIA, f"Pre-LN's gradient falls as 1/√l ({mask})", M07, slope["pre"], -0.70, -0.35),
+        claim(f"sandwich_blocks{tail}", KEDIA, f"Sandwich-LN's falls as 1/√l ({mask})", M07, slope["sandwich"], -0.65, -0.33),
+        claim(f"deepnorm_blocks{tail}", DEEPNET, f"DeepNorm's is level ({mask})", M07, slope["deepnorm"], -0.08, 0.08),
+    )
+
+
+LAST = {name: depth_slope(last_ffn, name, 256) for name in ("post", "pre", "sandwich", "deepnorm")}
+TOTAL = {name: depth_slope(total, name, 128) for name in LAST}
+NOISE = {name: depth_slope(amplified, name, 128) for name in LAST}
+ALIKE = {name: initial.cosine_end(name) for name in LAST}
+
 CLAIMS = (
     # The stream
     claim("pre_theory", XIONG, "Theory gives Pre-LN's second moments", "", initial.pre_theory_error, None, 0.25),
@@ -52,60 +68,33 @@ CLAIMS = (
     claim("sandwich_growth", PERI, "Sandwich-LN's stream gains 1 with every sublayer", "", initial.sandwich_end, 0.85, 1.10),
     claim("deepnorm_input", DEEPNET, "DeepNorm's norms read tokens of length alpha", "", initial.deepnorm_input, None, 0.05),
     # Gradients over blocks
-    claim("pre_blocks", KEDIA, "Pre-LN's gradient falls as 1/√l", M07, initial.layer_slope("pre", "causal"), -0.70, -0.35),
-    claim(
-        "sandwich_blocks",
-        KEDIA,
-        "Sandwich-LN's gradient falls as 1/√l",
-        M07,
-        initial.layer_slope("sandwich", "causal"),
-        -0.65,
-        -0.33,
-    ),
-    claim("deepnorm_blocks", DEEPNET, "DeepNorm's gradient is level", M07, initial.layer_slope("deepnorm", "causal"), -0.08, 0.08),
-    claim("deepnorm_ends", DEEPNET, "DeepNorm's gradient is level", "", initial.deepnorm_ends, 0.85, 1.18),
-    claim(
-        "post_floor", "theory", "Post-LN's activation gradient stops falling at 1/√T of its top", "", initial.post_floor, 0.5, 3.0
-    ),
+    *over_blocks_in("causal"),
+    *over_blocks_in("bidirectional", "_bidirectional"),
+    claim("deepnorm_ends", DEEPNET, "DeepNorm's last block has its first one's gradient", "", initial.deepnorm_ends, 0.85, 1.18),
+    claim("post_floor", "theory", "Post-LN's activation gradient falls to 1/√T of its top", "", initial.post_floor, 0.5, 3.0),
     claim("post_level", ADMIN, "Post-LN's gradients do not vanish at the bottom", "", initial.post_level, 0.1),
     # The last FFN over depth
-    claim(
-        "post_last",
-        f"{XIONG}, figure 3c",
-        "Post-LN's last gradient does not depend on depth",
-        M08,
-        depth_slope(last_ffn, "post", 256),
-        -0.25,
-        0.25,
-    ),
-    claim(
-        "pre_last",
-        f"{XIONG}, figure 3d",
-        "Pre-LN's last gradient falls as 1/√L",
-        M08,
-        depth_slope(last_ffn, "pre", 256),
-        -0.70,
-        -0.35,
-    ),
-    claim("sandwich_last", "theory", "so does Sandwich-LN's", M08, depth_slope(last_ffn, "sandwich", 256), -0.65, -0.35),
-    claim("deepnorm_last", "theory", "and DeepNorm's", M08, depth_slope(last_ffn, "deepnorm", 256), -0.60, -0.40),
-    claim("pre_last_ratio", f"{XIONG}, figure 3d", "from 6 to 14 blocks it falls by 0.62", "", initial.square_ratio, 0.50, 0.75),
+    claim("post_last", FIGURE_3, "Post-LN's last gradient does not depend on depth", M08, LAST["post"], -0.25, 0.25),
+    claim("pre_last", FIGURE_3, "Pre-LN's last gradient falls as 1/√L", M08, LAST["pre"], -0.70, -0.35),
+    claim("sandwich_last", "theory", "Sandwich-LN's last gradient falls as 1/√L", M08, LAST["sandwich"], -0.65, -0.35),
+    claim("deepnorm_last", "theory", "DeepNorm's last gradient falls as 1/√L", M08, LAST["deepnorm"], -0.60, -0.40),
+    claim("pre_last_ratio", FIGURE_3, "Pre-LN's falls by 0.62 from 6 to 14 blocks", "", initial.square_ratio, 0.50, 0.75),
     # The whole gradient over depth
-    claim("post_total", DEEPNET, "Post-LN's whole gradient grows as √L", M09, depth_slope(total, "post", 128), 0.40, 0.78),
-    claim("pre_total", "theory", "Pre-LN's grows as √ln L", M09, depth_slope(total, "pre", 128), 0.0, 0.22),
-    claim("sandwich_total", "theory", "so does Sandwich-LN's", M09, depth_slope(total, "sandwich", 128), 0.0, 0.22),
-    claim("deepnorm_total", DEEPNET, "DeepNorm's does not grow", M09, depth_slope(total, "deepnorm", 128), -0.08, 0.08),
+    claim("post_total", DEEPNET, "Post-LN's whole gradient grows as √L", M09, TOTAL["post"], 0.40, 0.78),
+    claim("pre_total", "theory", "Pre-LN's whole gradient grows as √ln L", M09, TOTAL["pre"], 0.0, 0.22),
+    claim("sandwich_total", "theory", "Sandwich-LN's whole gradient grows as √ln L", M09, TOTAL["sandwich"], 0.0, 0.22),
+    claim("deepnorm_total", DEEPNET, "DeepNorm's whole gradient does not grow", M09, TOTAL["deepnorm"], -0.08, 0.08),
     # Weight noise
-    claim("post_noise", ADMIN, "Post-LN adds up weight noise: O(L)", M11, depth_slope(amplified, "post", 128), 0.75),
-    claim("pre_noise", ADMIN, "Pre-LN takes its logarithm: O(ln L)", M11, depth_slope(amplified, "pre", 128), None, 0.60),
-    claim("sandwich_noise", ADMIN, "so does Sandwich-LN", M11, depth_slope(amplified, "sandwich", 128), None, 0.55),
-    claim("deepnorm_noise", DEEPNET, "DeepNorm does not: O(1)", M11, depth_slope(amplified, "deepnorm", 128), -0.15, 0.15),
-    claim("post_over_pre", ADMIN, "at 100 blocks Post-LN moves several times as far as Pre-LN", "", initial.post_over_pre, 5.0),
+    claim("post_noise", ADMIN, "Post-LN adds up weight noise, O(L)", M11, NOISE["post"], 0.75),
+    claim("pre_noise", ADMIN, "Pre-LN adds up weight noise as O(ln L)", M11, NOISE["pre"], None, 0.60),
+    claim("sandwich_noise", ADMIN, "Sandwich-LN adds up weight noise as O(ln L)", M11, NOISE["sandwich"], None, 0.55),
+    claim("deepnorm_noise", DEEPNET, "DeepNorm does not add up weight noise", M11, NOISE["deepnorm"], -0.15, 0.15),
+    claim("post_over_pre", ADMIN, "Deep Post-LN moves several times as far as Pre-LN", "", initial.post_over_pre, 5.0),
     # Tokens
-    claim("post_alike", NOCI, "Post-LN makes all tokens alike", END, initial.cosine_end("post"), 0.98),
-    claim("pre_alike", NOCI, "Pre-LN makes them alike slowly", END, initial.cosine_end("pre"), 0.65, 0.92),
-    claim("sandwich_alike", NOCI, "so does Sandwich-LN", END, initial.cosine_end("sandwich"), 0.65, 0.92),
-    claim("deepnorm_alike", "theory", "DeepNorm hardly mixes tokens", END, initial.cosine_end("deepnorm"), None, 0.05),
+    claim("post_alike", NOCI, "Post-LN makes all tokens alike", END, ALIKE["post"], 0.98),
+    claim("pre_alike", NOCI, "Pre-LN makes tokens alike slowly", END, ALIKE["pre"], 0.65, 0.92),
+    claim("sandwich_alike", NOCI, "Sandwich-LN makes tokens alike slowly", END, ALIKE["sandwich"], 0.65, 0.92),
+    claim("deepnorm_alike", "theory", "DeepNorm hardly mixes tokens", END, ALIKE["deepnorm"], None, 0.05),
     claim("post_rate", "theory", "Under Post-LN 1 - ρ halves with every block", "", initial.post_rate, 0.42, 0.60),
 )
 

@@ -145,7 +145,6 @@ FIELDS: dict[str, Field] = {
         "state",
         "1",
         "mean over batch and pairs of different tokens of one sequence of the cosine between their x_s",
-        cost=UNTIMED,
         core=False,
     ),
     "rank_one_residual": Field(
@@ -155,11 +154,10 @@ FIELDS: dict[str, Field] = {
         "1",
         "of each sequence's x_s as a matrix X [T, D]: what is left without the mean over tokens, as a share of its Frobenius norm; "
         "mean over batch",
-        cost=UNTIMED,
         core=False,
     ),
     "stable_rank": Field(
-        "M19", "‖X‖_F²/σ₁²", "state", "1", "of the same matrix, with σ₁ its largest singular value", cost=UNTIMED, core=False
+        "M19", "‖X‖_F²/σ₁²", "state", "1", "of the same matrix, with σ₁ its largest singular value", cost="60 %", core=False
     ),
     "effective_rank": Field(
         "M19",
@@ -167,7 +165,7 @@ FIELDS: dict[str, Field] = {
         "state",
         "1",
         "of the same matrix, with p its singular values over their sum",
-        cost=UNTIMED,
+        cost="60 %",
         core=False,
     ),
     "model_update": Field(

@@ -64,7 +64,7 @@ class Curves:
         return pd.DataFrame(tidy(self.fields))
 
     def __str__(self) -> str:
-        """The ends of every block, a few of them."""
+        """A table of a few blocks: the stream after them, and their gradients."""
         shown = sorted({0, min(1, self.depth), *(int(self.depth * share) for share in (0.01, 0.1, 0.25, 0.5, 0.75, 1))})
         states = ("second_moment", "token_cosine", "grad_frobenius")
         found = {name: self.fields[name][::2] for name in states if name in self.fields}
