@@ -59,7 +59,9 @@ def field(runs: pd.DataFrame, name: str, value: Law, theory: Law | None = None, 
     """
     rows = []
     for run, depth in zip(runs["run"], runs["model.depth"], strict=True):
-        halves = [] if name in ("grad_block", "grad_matrix", "mean_abs", "mean_abs_change") else range(2 * depth + 1)
+        halves = (
+            [] if name in ("grad_block", "grad_matrix", "grad_expected", "mean_abs", "mean_abs_change") else range(2 * depth + 1)
+        )
         places = [(sub / 2, (sub + 1) // 2, sub) for sub in halves] or [(float(b), b, None) for b in range(1, depth + 1)]
         if name in ("amplification", "norm_input"):
             places = places[1:]

@@ -151,3 +151,12 @@ def test_every_job_of_signal_is_a_run_and_the_preset_holds_every_arm(composed):
         assert at(model__depth=signal.DEPTH, **one) == {64: four}
     trained = at(train__steps=4)
     assert trained == {4: four, 16: four, 64: four} and set(arm(table, train__steps=4)["seed"]) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("preset", [grid for grids in signal.PRESETS.values() for grid in grids])
+def test_every_preset_of_signal_reads_the_same_grids_into_a_folder_of_its_own(here, preset):
+    register()
+    with initialize_config_dir(str(app.CONFIGS), version_base="1.3"):
+        base, config = (compose("config", [f"experiment={name}"], return_hydra_config=True) for name in ("signal", preset))
+    assert config.hydra.sweeper.grids == base.hydra.sweeper.grids and config.name == preset.replace("/", "_")
+    assert resolve(config).train.steps == 0

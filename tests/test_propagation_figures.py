@@ -252,3 +252,14 @@ def test_a_sweep_of_nothing_that_is_shown_is_a_sentence():
     runs = models({"model.depth": 3})
     with pytest.raises(ValueError, match="none of these runs is at initialisation in a setting that the figures show"):
         signal.figures(runs, gradient(runs))
+
+
+def test_signal_shows_the_expected_gradient_beside_that_of_one_batch():
+    runs = models({"model.depth": 6}, {"model.depth": 6, "placement": "post"})
+    one, mean = (field(runs, name, lambda at, s, v=v: v, site="down") for name, v in (("grad_matrix", 2.0), ("grad_expected", 0.5)))
+    plot = signal.figures(runs, table(one, mean))["expected_gradient"]
+    assert [axes.get_title() for axes in plot.axes] == ["one batch, 6 blocks", "mean over 32 batches, 6 blocks"]
+    assert plot.data.groupby("panel")["mean"].first().to_dict() == pytest.approx(
+        {"one batch, 6 blocks": 2.0, "mean over 32 batches, 6 blocks": 0.5}
+    )
+    assert "expected_gradient" not in signal.figures(*plain(("pre",)))
