@@ -27,6 +27,9 @@ minimax = Placement(embed=N, pre=N, final=N, skip_from="u", skip=1.3, branch=0.7
 two_hop = Placement(out=N, post=N, skip_from="block", skip=lambda kind, block, depths: block + 0.5 * (kind == "ffn"))
 scaled_input = Placement(pre=N, final=N, skip_from="u", input=lambda kind, block, depths: 0.6 * block + 0.2 * (kind == "ffn"))
 
+MAIN = ("post", "pre", "sandwich", "deepnorm")
+"""The four whose wirings differ: every option is tried with these, the common ones with every entry."""
+
 EVERY = (*PLACEMENTS, "models:minimax", "models:two_hop", "models:scaled_input")
 """The table, and entries of our own for what the table does not use yet."""
 

@@ -20,6 +20,8 @@ from normflax.train import initial, step
 
 SOME = ["second_moment", "token_cosine", "norm_input", "branch_ratio", "grad_rms", "grad_matrix", "grad_block", "log_z"]
 
+CASES = [*((name, "plain") for name in EVERY), *((name, "modern") for name in ("post", "models:two_hop", "models:scaled_input"))]
+
 
 def stream(m):
     """The blocks and what they are given."""
@@ -30,8 +32,7 @@ def stream(m):
 # ── M11 and M12 against NumPy ───────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("options", ["plain", "modern"])
-@pytest.mark.parametrize("placement", EVERY)
+@pytest.mark.parametrize(("placement", "options"), CASES)
 def test_amplification_is_the_derivative_along_the_noise(placement: str, options: str):
     """Float64 central differences of the reference, whose matrices move along the same signs; biases and norms stay."""
     m = model(placement, **OPTIONS[options])
@@ -76,8 +77,7 @@ def test_the_gradients_signs_go_downhill():
     np.testing.assert_allclose(slope, -1e-6 * total, rtol=1e-4)
 
 
-@pytest.mark.parametrize("options", ["plain", "modern"])
-@pytest.mark.parametrize("placement", EVERY)
+@pytest.mark.parametrize(("placement", "options"), CASES)
 def test_dependency_is_the_references(placement: str, options: str):
     """Part by part in float64, with gains and biases that are not 1 and 0."""
     m = model(placement, **OPTIONS[options])

@@ -26,11 +26,11 @@ def test_kernels_are_the_expectations_of_the_models_activations(name: str):
     act, slope = ACTIVATIONS[form], jax.grad(lambda x: ACTIVATIONS[form](x))
     for s, t, r in ((1.0, 1.0, 0.3), (0.6, 1.5, -0.7)):
         H, change = kernel(np.array([[s**2, r * s * t], [r * s * t, t**2]]))
-        z, w = np.random.default_rng(0).normal(size=(2, 2_000_000))
+        z, w = np.random.default_rng(0).normal(size=(2, 500_000))
         x, y = (jnp.asarray(v, jnp.float32) for v in (s * z, t * (r * z + np.sqrt(1 - r**2) * w)))
-        np.testing.assert_allclose(H[0, 1], np.mean(np.asarray(act(x) * act(y), np.float64)), atol=2e-3)
+        np.testing.assert_allclose(H[0, 1], np.mean(np.asarray(act(x) * act(y), np.float64)), atol=4e-3)
         slopes = jax.vmap(slope)(x) * jax.vmap(slope)(y)
-        np.testing.assert_allclose(change[0, 1], np.mean(np.asarray(slopes, np.float64)), atol=2e-3)
+        np.testing.assert_allclose(change[0, 1], np.mean(np.asarray(slopes, np.float64)), atol=4e-3)
 
 
 @pytest.mark.parametrize("name", ["gelu", "silu"])
