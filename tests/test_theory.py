@@ -225,10 +225,19 @@ def test_theory_is_what_models_show(placement: str, form: str):
         held(role, fields["grad_matrix"][role], values, 0.1, 2)
 
 
+DEEP = [
+    *(
+        (name, *form)
+        for name in ("post", "pre", "sandwich", "deepnorm")
+        for form in (("layer", "relu", "bidirectional"), ("rms", "gelu", "causal"))
+    ),
+    ("lns", "layer", "gelu", "causal"),
+    ("scaled_init", "rms", "relu", "bidirectional"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("mask", ["causal", "bidirectional"])
-@pytest.mark.parametrize(("norm", "ffn"), [("layer", "relu"), ("rms", "gelu")])
-@pytest.mark.parametrize("placement", ["post", "pre", "sandwich", "deepnorm", "lns", "scaled_init"])
+@pytest.mark.parametrize(("placement", "norm", "ffn", "mask"), DEEP)
 def test_theory_is_what_deep_and_wide_models_show(placement: str, norm: str, ffn: str, mask: str):
     """Width 256, 32 blocks, 16 seeds: the bounds that the theory promises."""
     fields, expected = read(
