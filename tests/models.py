@@ -10,6 +10,7 @@ from zlib import crc32
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import reference as ref
 from flax import nnx
 from tiny import tiny
@@ -29,6 +30,9 @@ scaled_input = Placement(pre=N, final=N, skip_from="u", input=lambda kind, block
 
 MAIN = ("post", "pre", "sandwich", "deepnorm")
 """The four whose wirings differ: every option is tried with these, the common ones with every entry."""
+
+TABLE = [*MAIN, *(pytest.param(name, marks=pytest.mark.slow) for name in PLACEMENTS if name not in MAIN)]
+"""The whole table, as a parameter of laws that compile much: the others of the table in the slow suite."""
 
 EVERY = (*PLACEMENTS, "models:minimax", "models:two_hop", "models:scaled_input")
 """The table, and entries of our own for what the table does not use yet."""

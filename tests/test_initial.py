@@ -123,7 +123,7 @@ def read(placement: str, seeds: tuple[int, ...]):
     return jax.device_get(programs(static).initial(hyper, loaded.arrays, jnp.array(seeds, jnp.uint32)))
 
 
-@pytest.mark.parametrize("placement", ["post", "lns"])
+@pytest.mark.parametrize("placement", ["post", pytest.param("lns", marks=pytest.mark.slow)])
 def test_a_seed_among_others_is_the_seed_alone(placement: str):
     together, alone = read(placement, (0, 1, 2)), read(placement, (2,))
     for many, one in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
@@ -132,7 +132,7 @@ def test_a_seed_among_others_is_the_seed_alone(placement: str):
     assert len({float(value) for value in together[0]["loss"]}) == 3
 
 
-@pytest.mark.parametrize("placement", ["post", "scaled_init"])
+@pytest.mark.parametrize("placement", ["post", pytest.param("scaled_init", marks=pytest.mark.slow)])
 def test_it_is_what_the_first_step_of_a_run_shows(placement: str):
     """The same weights, the same batch, before the first update: scalars and every field."""
     config = tiny(placement=placement, seed=2, data__seed=7, probe__fields=SOME)

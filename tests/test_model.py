@@ -11,7 +11,7 @@ import pytest
 import reference as ref
 import reference_probes as probed
 from flax import nnx
-from models import EVERY, MAIN, OPTIONS, backward, close, flat, gradients, looped, model, quick, settings, some_batch, spec
+from models import EVERY, MAIN, OPTIONS, TABLE, backward, close, flat, gradients, looped, model, quick, settings, some_batch, spec
 
 from normflax.build import hyper_part, transformer
 from normflax.config import change
@@ -80,7 +80,7 @@ def test_the_scan_is_a_python_loop(placement: str, options: str):
 
 
 @pytest.mark.parametrize("remat", ["full", "none"])
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", TABLE)
 def test_what_is_computed_again_changes_nothing(placement: str, remat: str):
     """A-09: loss, gradients and statistics of every rematerialisation policy are those of the default."""
     default, other = gradients(placement), gradients(placement, model__remat=remat)
@@ -178,7 +178,7 @@ slow_forms = [pytest.param(*form, marks=() if form in CHEAP else pytest.mark.slo
 
 @pytest.mark.parametrize("embed_std", [1.0, 0.02])
 @pytest.mark.parametrize(("tied", "positions", "depth"), slow_forms)
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", TABLE)
 def test_the_first_loss_is_that_of_guessing(placement: str, tied: bool, positions: str, depth: int, embed_std: float):
     """l_0 - ln V in [0, 0.6]: logits of variance one at most.
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from models import close, flat, gradients, model, quick, scales_of, some_batch
+from models import TABLE, close, flat, gradients, model, quick, scales_of, some_batch
 from tiny import tiny
 
 from normflax.build import hyper_part, programs, static_part, transformer
@@ -67,7 +67,7 @@ def test_every_combination_takes_a_finite_step(row: dict[str, Any]):
 # ── Half precision ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", TABLE)
 def test_a_model_in_half_precision_is_the_model_but_for_rounding(placement: str):
     """Loss, gradients and statistics; everything that is recorded is float32 (A-03)."""
     full, half = gradients(placement), gradients(placement, model__dtype="bfloat16")
