@@ -20,7 +20,11 @@ from normflax.train import initial, step
 
 SOME = ["second_moment", "token_cosine", "norm_input", "branch_ratio", "grad_rms", "grad_matrix", "grad_block", "log_z"]
 
-CASES = [*((name, "plain") for name in EVERY), *((name, "modern") for name in ("post", "models:two_hop", "models:scaled_input"))]
+CASES = [
+    *((name, "plain") for name in EVERY),
+    ("models:scaled_input", "modern"),
+    *(pytest.param(name, "modern", marks=pytest.mark.slow) for name in ("post", "models:two_hop")),
+]
 
 
 def stream(m):

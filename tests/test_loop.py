@@ -236,6 +236,7 @@ def test_a_second_run_that_differs_in_numbers_compiles_nothing(tmp_path, caplog)
         assert ([row["loss"] for row in rows[:4]] != base) == (key not in SAME_LOSSES), key
 
 
+@pytest.mark.slow
 def test_texts_of_two_lengths_are_two_programs_of_one_process(tmp_path):
     """A program is compiled for a length: a second text, and another held-out share of one, train as the first did."""
     for name, size in (("one", 3000), ("two", 5000)):

@@ -65,6 +65,7 @@ def test_a_run_in_parts_is_the_run():
     assert settings("pre", train__accumulate=2, train__batch=4)[1] != settings("pre", train__batch=4)[1]
 
 
+@pytest.mark.slow
 def test_probing_a_run_in_parts_changes_no_bit():
     config, static, hyper = settings("post", train__accumulate=2, train__batch=4, model__dropout=0.2, probe__fields=("all",))
     loaded, ends = batches.load(config.data), []
