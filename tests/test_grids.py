@@ -19,7 +19,8 @@ from normflax.config import check, flat, register, resolve
 
 def grids(**named: str) -> str:
     """The word that gives a sweep these grids: grids(deep='model.depth:"1,2"')."""
-    return "+hydra.sweeper.grids={%s}" % ",".join(f"{name}:{{{text}}}" for name, text in named.items())  # noqa: UP031
+    parts = ",".join(f"{name}:{{{text}}}" for name, text in named.items())
+    return f"+hydra.sweeper.grids={{{parts}}}"
 
 
 def params(text: str) -> str:

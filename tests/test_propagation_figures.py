@@ -1,5 +1,7 @@
 """Figures of models at initialisation: panels, lines and intervals are those of the table, and a part of the sweep is drawn too."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -150,11 +152,17 @@ def trained(placements=("pre", "post"), depths=(4, 16), seeds=(0, 1)):
     for _, run in runs.groupby("run"):
         (depth,), (seed,) = run["model.depth"], run["seed"]
         for step in (0, 1, 2):
-            size = lambda at, s, depth=depth, step=step: scale(s) * depth * (1 + step) if at == depth else 1e3  # noqa: E731
-            change = lambda at, s, depth=depth, step=step: step / depth  # noqa: E731
-            parts += [field(run, "mean_abs", size, None, (seed,), step=step)]
-            parts += [field(run, "mean_abs_change", change, None, (seed,), step=step)]
+            laws = {"mean_abs": partial(last_output, depth, step), "mean_abs_change": partial(last_change, depth, step)}
+            parts += [field(run, name, law, None, (seed,), step=step) for name, law in laws.items()]
     return runs, table(*parts)
+
+
+def last_output(depth, step, at, seed):
+    return scale(seed) * depth * (1 + step) if at == depth else 1e3
+
+
+def last_change(depth, step, at, seed):
+    return step / depth
 
 
 def test_coordinates_are_the_last_blocks_after_every_step():
@@ -186,7 +194,10 @@ def test_coordinates_that_nobody_recorded_are_a_sentence():
 def plain(placements=FOUR, seeds=(0, 1)):
     """The ladder of the sweep, small."""
     runs = ladder(placements, (8, 16, 32, signal.DEPTH))
-    grow = lambda at, seed: scale(seed) * (1 + at)  # noqa: E731
+
+    def grow(at, seed):
+        return scale(seed) * (1 + at)
+
     down = field(runs, "grad_matrix", grow, grow, seeds, site="down")
     return runs, table(
         gradient(runs, seeds), down, field(runs, "grad_rms", grow, grow, seeds), field(runs, "amplification", grow, None, seeds)

@@ -13,8 +13,6 @@ import numpy as np
 from normflax.build import Programs, Static, hyper_part, programs, static_part
 from normflax.config import Config
 from normflax.data import batches, levels
-from normflax.model.equations import equation
-from normflax.model.placements import Depths, norm_count
 from normflax.model.transformer import matrices
 from normflax.probes.fields import besides
 from normflax.probes.schedule import probed_steps
@@ -22,6 +20,7 @@ from normflax.probes.tidy import tidy
 from normflax.records import spikes, stability
 from normflax.records.store import RunFolder
 from normflax.train import health, optim
+from normflax.train.about import about
 from normflax.train.reader import Reader
 from normflax.train.step import CHUNK
 
@@ -53,18 +52,8 @@ def train(config: Config, folder: RunFolder, progress: Progress = lambda step, s
     known = levels.levels(loaded.source, *(np.asarray(x) for x in windows))
     compiled.prepare(hyper, loaded.arrays, padded, steps_with(config, static))
     state = compiled.init(hyper)
-    folder.update_status(
-        levels=asdict(known),
-        parameters=parameter_counts(state.params),
-        data={"name": loaded.name, "sha256": loaded.sha256},
-        placement={
-            "name": config.placement,
-            "equation": equation(static.entry),
-            "base_init": static.base,
-            "norms": norm_count(static.entry, Depths(decoder=config.model.depth)),
-        },
-        device=str(jax.devices()[0].device_kind),
-    )
+    known_now = {"levels": asdict(known), "parameters": parameter_counts(state.params)}
+    folder.update_status(**about(config, static, loaded), **known_now)
 
     prepared = time.perf_counter()
     initial = evaluate(compiled, state.params, hyper, padded, min(INITIAL_WINDOWS, config.data.windows))

@@ -11,10 +11,9 @@ from normflax import theory
 from normflax.build import hyper_part, programs, static_part
 from normflax.config import Config
 from normflax.data import batches
-from normflax.model.equations import equation
-from normflax.model.placements import Depths, norm_count
 from normflax.probes.tidy import COLUMNS, tidy
 from normflax.records.store import RunFolder
+from normflax.train.about import about
 from normflax.train.initial import GRADIENTS
 
 
@@ -40,15 +39,8 @@ def read(config: Config, folder: RunFolder) -> dict[str, Any]:
     folder.finish(
         step=0,
         reason=f"no theory: {uncovered}" if uncovered else None,
-        data={"name": loaded.name, "sha256": loaded.sha256},
-        placement={
-            "name": config.placement,
-            "equation": equation(static.entry),
-            "base_init": static.base,
-            "norms": norm_count(static.entry, Depths(decoder=config.model.depth)),
-        },
         initial={"seeds": len(seeds), "loss": losses.mean().item(), "low": losses.min().item(), "high": losses.max().item()},
-        device=str(jax.devices()[0].device_kind),
+        **about(config, static, loaded),
         timings={
             "compile": compiled.seconds - spent,
             "read": read_at - start - (compiled.seconds - spent),
