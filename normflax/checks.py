@@ -103,6 +103,8 @@ def examine(config: Any, values: Mapping[str, Any]) -> None:
         raise ConfigError(f"name='{config.name}' is no folder below `results`: it has 1 to 255 bytes a part, and no '..'")
     _check_train(config)
     _check_probes(config.probe, config.train.steps)
+    if config.seed + config.probe.seeds > 2**32:
+        raise ConfigError(f"probe.seeds={config.probe.seeds} from seed={config.seed} on go beyond the last seed, 2**32 - 1")
 
 
 def _check_placement(config: Any) -> None:

@@ -161,6 +161,7 @@ def test_without_gradients_the_stream_alone():
 
 
 def test_an_entry_of_ones_own_is_the_same_as_its_name():
+    assert curves("pre", 2).placement == "Pre-LN" and curves(Placement(post=N), 2).placement == "a placement of your own"
     for field in ("second_moment", "grad_block"):
         np.testing.assert_array_equal(curves(PLACEMENTS["sandwich"], 3).fields[field], curves("sandwich", 3).fields[field])
 

@@ -99,6 +99,7 @@ def test_where_there_is_no_theory_the_record_says_why(tmp_path):
         ({"probe__fields": ["model_update"]}, ["probe.fields=model_update", "train.steps=0"]),
         ({"probe__fields": ["update_rms"]}, ["probe.fields=update_rms", "train.steps=0"]),
         ({"probe__fields": []}, ["probe.fields=[]"]),
+        ({"seed": 2**32 - 2}, ["probe.seeds=3", "seed=4294967294"]),
         ({"probe__seeds": 0}, ["probe.seeds=0", "at least 1"]),
         ({"train__steps": -1}, ["train.steps=-1", "at least 0"]),
     ],

@@ -105,16 +105,18 @@ def curves(
         )
     )
     inputs = Inputs(np.arange(tokens)[None], None, np.ones((1, tokens), bool), vocab)
-    return propagate(config, placement if isinstance(placement, Placement) else find(placement), inputs, gradients)
+    if isinstance(placement, Placement):
+        return propagate(config, placement, placement.label or "a placement of your own", inputs, gradients)
+    return propagate(config, find(placement), find(placement).label or placement, inputs, gradients)
 
 
 def of_config(config: Config, inputs: Inputs, *, gradients: bool = True) -> Curves:
     """The curves of a run's settings on a batch. Raises as `curves`."""
-    return propagate(config, find(config.placement), inputs, gradients)
+    return propagate(config, find(config.placement), find(config.placement).label or config.placement, inputs, gradients)
 
 
-def propagate(config: Config, entry: Placement, inputs: Inputs, gradients: bool) -> Curves:
-    """The curves of `entry` under the other settings of `config`."""
+def propagate(config: Config, entry: Placement, label: str, inputs: Inputs, gradients: bool) -> Curves:
+    """The curves of `entry` under the other settings of `config`, named `label`."""
     refuse(config, inputs)
     m = config.model
     entry = coefficients.fitted_entry(config, entry)
@@ -148,7 +150,7 @@ def propagate(config: Config, entry: Placement, inputs: Inputs, gradients: bool)
         M = gram.loss_gradient(head, targets, inputs.valid.ravel(), inputs.vocab)
         M = norms["final"].backward(M, K) if norms["final"] else M
         found |= returned(blocks, entries, M, int(inputs.valid.sum()), m.width)
-    return Curves(entry.label or config.placement, m.depth, found)
+    return Curves(label, m.depth, found)
 
 
 def refuse(config: Config, inputs: Inputs) -> None:

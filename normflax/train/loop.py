@@ -52,8 +52,7 @@ def train(config: Config, folder: RunFolder, progress: Progress = lambda step, s
     known = levels.levels(loaded.source, *(np.asarray(x) for x in windows))
     compiled.prepare(hyper, loaded.arrays, padded, steps_with(config, static))
     state = compiled.init(hyper)
-    known_now = {"levels": asdict(known), "parameters": parameter_counts(state.params)}
-    folder.update_status(**about(config, static, loaded), **known_now)
+    folder.update_status(**about(config, static, loaded), levels=asdict(known), parameters=parameter_counts(state.params))
 
     prepared = time.perf_counter()
     initial = evaluate(compiled, state.params, hyper, padded, min(INITIAL_WINDOWS, config.data.windows))
